@@ -1,0 +1,50 @@
+// Counter-based dropout: whether entry (row, col) of a head's matrix is kept depends on nothing but the seed, the offset and
+// its position, so that forward, backward and every path drop the same entries.
+// Philox4x32 with 7 rounds: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (7 rounds pass BigCrush).
+#pragma once
+
+#include <cstdint>
+
+#include "host_device.h"
+
+namespace flash {
+
+struct Philox {
+  uint32_t word[4];
+
+  FLASH_HD static Philox at(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+    for (int round = 0; round < 7; round++) {
+      const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
+      c0 = uint32_t(b >> 32) ^ c1 ^ k0;
+      c2 = uint32_t(a >> 32) ^ c3 ^ k1;
+      c1 = uint32_t(b);
+      c3 = uint32_t(a);
+      k0 += 0x9E3779B9u;
+      k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+  }
+};
+
+struct Dropout {
+  uint64_t seed, offset;
+  uint32_t threshold;  // of 65536: an entry is dropped if its 16 random bits are below
+  float scale;         // of kept entries: 1 / (1 - p)
+
+  FLASH_HD static Dropout of(float p, const int64_t* rng_state) {
+    return {uint64_t(rng_state[0]), uint64_t(rng_state[1]), uint32_t(p * 65536.f + 0.5f), 1.f / (1.f - p)};
+  }
+
+  // One call serves eight columns of a row: with q = lane % 4, the columns 32g + 8i + 2q + {0, 1}, i = 0..3. That is what one
+  // thread owns of a row in the accumulator fragment of mma and wgmma. `head` counts batch * num_heads + head.
+  FLASH_HD Philox octet(uint32_t head, uint32_t row, uint32_t col) const {
+    return Philox::at(seed, row, (col / 32) * 4 + (col / 2) % 4, head, uint32_t(offset));
+  }
+  FLASH_HD bool keep(const Philox& random, uint32_t col) const {
+    return ((random.word[(col / 8) % 4] >> (16 * (col % 2))) & 0xFFFFu) >= threshold;
+  }
+  FLASH_HD bool keep(uint32_t head, uint32_t row, uint32_t col) const { return keep(octet(head, row, col), col); }
+};
+
+}  // namespace flash

@@ -1,0 +1,57 @@
+// Row of the table -> the functions that run it. Each kernel file registers its rows when the library is loaded.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "instances.h"
+
+namespace flash {
+
+// A CUDA stream, as a plain pointer so that no CUDA header is needed here.
+using Stream = void*;
+
+struct Launchers {
+  void (*fwd)(const FwdParams&, Stream) = nullptr;
+  void (*bwd)(const BwdParams&, Stream) = nullptr;
+  int64_t (*bwd_workspace)(const BwdParams&) = nullptr;  // bytes
+};
+
+// The functions of one row; empty where the row was not built.
+inline Launchers& launchers(int row) {
+  static Launchers table[kNumInstances];
+  return table[row];
+}
+
+inline bool is_built(int row) {
+  const Launchers& l = launchers(row);
+  return l.fwd != nullptr || l.bwd != nullptr;
+}
+
+// Registers every row of this build for which `kBelongs(key)` holds. `Kernel<row>` has static functions named like the
+// members of Launchers: a forward has `fwd`, a backward has `bwd` and `bwd_workspace`. Use as a namespace-scope constant:
+//   const RegisterRows<[](const Key& k) { return k.pass == Pass::kFwd && k.arch == Arch::kSimt; }, FwdSimt> kRegistered;
+template <auto kBelongs, template <int> class Kernel>
+struct RegisterRows {
+  RegisterRows() { add_all(std::make_index_sequence<kNumInstances>{}); }
+
+ private:
+  template <size_t... kRows>
+  static void add_all(std::index_sequence<kRows...>) {
+    (add<int(kRows)>(), ...);
+  }
+
+  template <int kRow>
+  static void add() {
+    if constexpr (in_this_build(kRow) && kBelongs(kInstances[kRow])) {
+      if constexpr (kInstances[kRow].pass == Pass::kFwd) {
+        launchers(kRow).fwd = &Kernel<kRow>::fwd;
+      } else {
+        launchers(kRow).bwd = &Kernel<kRow>::bwd;
+        launchers(kRow).bwd_workspace = &Kernel<kRow>::bwd_workspace;
+      }
+    }
+  }
+};
+
+}  // namespace flash
