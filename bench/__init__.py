@@ -1,0 +1,1 @@
+"""Times flash_ext beside the other attention libraries: python -m bench --help."""

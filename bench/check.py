@@ -1,0 +1,105 @@
+"""What does not match the reference is not timed. A few whole heads are compared with standard attention in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .cases import DTYPES, Case, Inputs
+from .standard import standard_attention
+
+NAMES = ("out", "dq", "dk", "dv")
+FP8_NORM_LIMIT = 0.06  # quantising P to e4m3 alone costs about 0.03
+
+
+@dataclass
+class Slice:
+    """One segment and one kv head with the query heads that share it."""
+
+    rows: tuple  # index of (batch, seqlen) or (total,), a batch dimension of 1 kept
+    heads: slice
+    heads_kv: slice
+
+
+@dataclass
+class Expected:
+    where: Slice
+    reference: list[torch.Tensor]  # out, or out, dq, dk, dv: (1, seqlen, heads, dim) fp64
+    plain: list[torch.Tensor]  # the same by standard attention in the inputs' dtype
+
+
+class Checker:
+    def __init__(self, case: Case, inputs: Inputs):
+        self.case = case
+        self.expected = [self._expect(inputs, where) for where in self._slices()]
+
+    def _slices(self) -> list[Slice]:
+        group = self.case.num_heads // self.case.num_heads_kv
+        if not self.case.packed:
+            rows = [(slice(0, 1),), (slice(self.case.batch - 1, self.case.batch),)]
+        else:
+            starts = [sum(self.case.lengths[:i]) for i in range(len(self.case.lengths))]
+            order = sorted(range(len(starts)), key=lambda i: self.case.lengths[i])
+            rows = [(None, slice(starts[i], starts[i] + self.case.lengths[i])) for i in (order[0], order[-1])]
+        heads_kv = (0, self.case.num_heads_kv - 1)
+        return [
+            Slice(r, slice(h * group, (h + 1) * group), slice(h, h + 1)) for r, h in zip(rows, heads_kv, strict=True)
+        ]
+
+    def _take(self, x: torch.Tensor, where: Slice, heads: slice) -> torch.Tensor:
+        return x[where.rows][:, :, heads]
+
+    def _expect(self, inputs: Inputs, where: Slice) -> Expected:
+        options = dict(inputs.options)
+        for name in ("alibi_slopes", "sinks"):
+            if name in options:
+                options[name] = options[name][where.heads]
+        if "attn_bias" in options:
+            options["attn_bias"] = options["attn_bias"][:, where.heads]
+        tensors = [
+            self._take(inputs.q, where, where.heads),
+            self._take(inputs.k, where, where.heads_kv),
+            self._take(inputs.v, where, where.heads_kv),
+            self._take(inputs.dout, where, where.heads),
+        ]
+        plain_dtype = torch.bfloat16 if self.case.dtype == "e4m3" else DTYPES[self.case.dtype]
+        return Expected(where, self._run(tensors, options, torch.float64), self._run(tensors, options, plain_dtype))
+
+    def _run(self, tensors: list[torch.Tensor], options: dict, dtype: torch.dtype) -> list[torch.Tensor]:
+        q, k, v, dout = (x.detach().to(dtype) for x in tensors)
+        if not self.case.needs_grad:
+            return [standard_attention(q, k, v, **options)]
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        with torch.enable_grad():
+            out = standard_attention(*leaves, **options)
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+    def complaint(self, results: list[torch.Tensor]) -> str:
+        """Why `results` (out, or out, dq, dk, dv, dense or packed) are wrong; '' if they are right."""
+        for expected in self.expected:
+            where = expected.where
+            for name, got, reference, plain in zip(NAMES, results, expected.reference, expected.plain, strict=False):
+                heads = where.heads_kv if name in ("dk", "dv") else where.heads
+                reason = disagreement(self._take(got, where, heads), reference, plain, self.case.dtype)
+                if reason:
+                    return f"{name}: {reason}"
+        return ""
+
+
+def disagreement(got: torch.Tensor, reference: torch.Tensor, plain: torch.Tensor, dtype: str) -> str:
+    """The project's tolerance: at most twice the largest error of plain attention and 1.35 times its mean error."""
+    error = (got.double() - reference).abs()
+    if not torch.isfinite(error).all():
+        return "not finite"
+    norm = (torch.linalg.vector_norm(error) / torch.linalg.vector_norm(reference).clamp_min(1e-30)).item()
+    if dtype == "e4m3":
+        return "" if norm <= FP8_NORM_LIMIT else f"relative error {norm:.3g}, allowed {FP8_NORM_LIMIT}"
+    if dtype == "fp32":
+        return "" if norm <= 1e-5 else f"relative error {norm:.3g}, allowed 1e-5"
+    plain_error = (plain.double() - reference).abs()
+    worst, allowed = error.max().item(), 2 * plain_error.max().item() + 1e-5
+    mean, allowed_mean = error.mean().item(), 1.35 * plain_error.mean().item() + 1e-6
+    if worst > allowed or mean > allowed_mean:
+        return f"max error {worst:.3g} (allowed {allowed:.3g}), mean {mean:.3g} (allowed {allowed_mean:.3g})"
+    return ""

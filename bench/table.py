@@ -1,0 +1,107 @@
+"""Results as text: a block per case with one column per sequence length, and the ratios to the best peer."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from .libraries import OURS
+from .results import unit_of
+
+DECIMALS = {"tflops": 0, "us": 1, "seconds": 3, "mib": 0}
+LESS_IS_BETTER = ("us", "seconds", "mib")
+
+
+@dataclass
+class Ratio:
+    row: dict
+    value: float  # > 1: flash_ext is better than the best peer
+    peer: str
+
+
+def ratio_to_best_peer(row: dict) -> Ratio | None:
+    unit = unit_of(row)
+    peers = {name: value for name, value in row[unit].items() if name not in OURS}
+    ours = row[unit].get("flash_ext")
+    if not peers or ours is None:
+        return None
+    if unit in LESS_IS_BETTER:
+        peer = min(peers, key=peers.get)
+        return Ratio(row, peers[peer] / ours, peer)
+    peer = max(peers, key=peers.get)
+    return Ratio(row, ours / peers[peer], peer)
+
+
+def label(row: dict) -> str:
+    """Names a row but for its sequence length."""
+    parts = [row["work"], row["case"], row["dtype"], f"d{row['head_dim']}"]
+    if "head_dim_v" in row:
+        parts[-1] += f"/{row['head_dim_v']}"
+    if row["num_heads_kv"] != row["num_heads"]:
+        parts.append(f"heads {row['num_heads']}/{row['num_heads_kv']}")
+    for name in ("feature", "inputs"):
+        if name in row:
+            parts.append(row[name])
+    if "seqlen_k" in row:
+        parts.append(f"seqlen_k {row['seqlen_k']}")
+    if "window_size" in row:
+        return " ".join([*parts, "window {},{}".format(*row["window_size"])])
+    return " ".join([*parts, "causal" if row["causal"] else "full"])
+
+
+def short(seqlen: int) -> str:
+    return f"{seqlen // 1024}k" if seqlen >= 1024 and seqlen % 1024 == 0 else str(seqlen)
+
+
+def number(value: float, unit: str) -> str:
+    return f"{value:.{DECIMALS[unit]}f}" if value >= 10 or unit != "tflops" else f"{value:.2g}"
+
+
+def render(rows: list[dict]) -> str:
+    blocks: dict[tuple, list[dict]] = {}
+    for row in rows:
+        path = row["arch_path"] if row["case"] == "generations" else ""
+        blocks.setdefault((label(row), unit_of(row), path), []).append(row)
+    return "\n\n".join(_block(name, unit, path, block) for (name, unit, path), block in blocks.items())
+
+
+def _block(name: str, unit: str, path: str, rows: list[dict]) -> str:
+    rows = sorted(rows, key=lambda row: row["seqlen"])
+    libraries = list(dict.fromkeys(library for row in rows for library in row[unit]))
+    cells = [["", *(short(row["seqlen"]) for row in rows)]]
+    for library in libraries:
+        values = [row[unit].get(library) for row in rows]
+        cells.append([library, *("-" if value is None else number(value, unit) for value in values)])
+    ratios = [ratio_to_best_peer(row) for row in rows]
+    if any(ratios):
+        cells.append(["x best peer", *(f"{r.value:.2f}" if r else "-" for r in ratios)])
+    title = f"{name} {path}".strip()
+    return f"{title} [{unit}]\n" + align(cells)
+
+
+def align(cells: list[list[str]]) -> str:
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    lines = []
+    for row in cells:
+        numbers = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  " + "  ".join([row[0].ljust(widths[0]), *numbers]).rstrip())
+    return "\n".join(lines)
+
+
+def summary(rows: list[dict]) -> str:
+    """Per work and case: geometric mean and lowest of the ratios to the best peer."""
+    groups: dict[tuple, list[Ratio]] = {}
+    for row in rows:
+        ratio = ratio_to_best_peer(row)
+        if ratio and row["case"] != "generations":
+            groups.setdefault((row["work"], row["case"]), []).append(ratio)
+    if not groups:
+        return "no row has both flash_ext and a peer"
+    cells = [["flash_ext / best peer", "cells", "geomean", "below 1", "lowest", ""]]
+    for (work, case), ratios in groups.items():
+        low = min(ratios, key=lambda ratio: ratio.value)
+        where = f"{label(low.row)} {short(low.row['seqlen'])} ({low.peer})"
+        below = sum(ratio.value < 1 for ratio in ratios)
+        mean = statistics.geometric_mean(ratio.value for ratio in ratios)
+        cells.append([f"{work} {case}", str(len(ratios)), f"{mean:.3f}", str(below), f"{low.value:.3f}", where])
+    return align(cells)
