@@ -108,7 +108,7 @@ def write_ninja(plan: Plan) -> Path:
         add("cxx", source, cxx + (torch_flags if source.name == "binding.cpp" else []))
     for source in plan.kernels:
         archs = build.archs_of(source, plan.archs)
-        add("cuda", source, [*build.nvcc_flags(), "-Xcompiler=-fvisibility=hidden", *build.gencode(archs)], archs=",".join(archs))
+        add("cuda", source, [*build.nvcc_flags(), "-Xptxas=-v", "-Xcompiler=-fvisibility=hidden", *build.gencode(archs)], archs=",".join(archs))
 
     libraries = [f"-L{plan.torch.lib}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", "-ldl", "-pthread"]
     if plan.archs:

@@ -140,6 +140,14 @@ def _number(arch: str) -> int:
     return int(re.match(r"\d+", arch)[0])
 
 
+def runs_on(arch: str, capability: tuple[int, int]) -> bool:
+    """Machine code runs on later minor versions of its major one, 90a on 9.0 alone, PTX on everything later."""
+    number, device = _number(arch), capability[0] * 10 + capability[1]
+    if arch.endswith("+ptx"):
+        return device >= number
+    return device == number if arch.endswith("a") else device // 10 == number // 10 and device >= number
+
+
 def gencode(archs: list[str]) -> list[str]:
     flags = []
     for arch in archs:
@@ -185,4 +193,4 @@ def cxx_flags() -> list[str]:
 def nvcc_flags() -> list[str]:
     host = ",".join(["-fPIC", *WARNINGS])
     strict = ["-Werror=all-warnings"] if werror() else []
-    return ["-std=c++20", "-O3", f"-I{CSRC}", "-Xptxas=-v", f"-Xcompiler={host}", *strict]
+    return ["-std=c++20", "-O3", f"-I{CSRC}", f"-Xcompiler={host}", *strict]

@@ -1,0 +1,56 @@
+# make demo    set everything up, then train a small GPT with flash_ext's attention
+# make test    set everything up, then every check: C++ tests, linters, kernels (no spills), Python tests
+# make lint / format / bench
+#
+# make PYTHON=python3.12 ...   another Python (its torch is used if it has one);   make VENV=... another environment
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+
+.PHONY: demo test install ctest lint format kernels pytest bench clean
+.NOTPARALLEL:
+
+demo: install
+	$(BIN)/python examples/train_gpt.py
+
+test: install ctest lint kernels pytest
+
+$(VENV)/.ready: build_tools/make_env.sh
+	@build_tools/make_env.sh $(PYTHON) $(VENV)
+	@touch $@
+
+install: $(VENV)/.ready
+	$(BIN)/python -m pip install -v --no-build-isolation --no-deps -e .
+
+$(VENV)/.dev: $(VENV)/.ready pyproject.toml
+	$(BIN)/python -m pip install -q $$($(BIN)/python -c 'import re; print(*re.findall(r"\"([^\"]+)\"", re.search(r"^dev = \[(.*)\]", open("pyproject.toml").read(), re.M)[1]))')
+	@touch $@
+
+ctest: $(VENV)/.dev
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/cmake
+	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/cmake --output-on-failure
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+kernels: install
+	$(BIN)/python -m bench.bench_build --check
+
+pytest: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+bench: install $(VENV)/.dev
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf build dist *.egg-info flash_ext/_C*.so flash_ext/_build_facts.json

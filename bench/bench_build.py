@@ -1,0 +1,191 @@
+"""python -m bench.bench_build: seconds per file, and registers, spills and shared memory per kernel.
+
+python -m bench.bench_build             compile every kernel file alone, one after another, and print the table
+python -m bench.bench_build --record    the same, recorded in bench/results/build.json
+python -m bench.bench_build --check     no compiling: fail if the build that was just made spills or serialises wgmma
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from build_tools import ninja_build
+from build_tools.shared import build
+
+# Kernels may spill only in these files, each for its reason. Everything else is a hot kernel.
+MAY_SPILL: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What ptxas -v says about one kernel on one architecture."""
+
+    name: str  # demangled
+    arch: str
+    registers: int
+    stack: int  # bytes
+    spill_stores: int
+    spill_loads: int
+    shared: int  # bytes of static shared memory; the tiles are allocated at the launch
+
+
+_ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+# C7510 and its like: ptxas waits after every wgmma, because a register of one in flight is touched.
+_ADVICE = re.compile(r"\(C75\d\d\).*|.*wgmma.*serializ.*")
+
+
+def demangle(names: list[str]) -> list[str]:
+    for tool in ("cu++filt", "c++filt"):
+        try:
+            result = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return result.stdout.splitlines()
+    return names
+
+
+def parse_log(text: str) -> list[Kernel]:
+    found = []
+    for block in re.split(r"(?=ptxas info\s+: Compiling entry function)", text):
+        entry, stack, used = _ENTRY.search(block), _STACK.search(block), _USED.search(block)
+        if entry and stack and used:
+            numbers = (int(used[1]), *map(int, stack.groups()), int(used[2] or 0))
+            found.append((entry[1], entry[2], numbers))
+    names = demangle([name for name, _, _ in found])
+    return [Kernel(short(name), arch, *numbers) for name, (_, arch, numbers) in zip(names, found, strict=True)]
+
+
+def short(name: str) -> str:
+    """Without return type, namespaces and parameters: fwd_sm90_kernel<Traits<...>>."""
+    depth, end = 0, len(name)
+    for i, c in enumerate(name):
+        depth += (c == "<") - (c == ">")
+        if c == "(" and depth == 0 and not name.startswith("(anonymous", i):
+            end = i
+            break
+    return re.sub(r"\(anonymous namespace\)::|flash::|^void |\((?:bool|int|flash::\w+)\)", "", name[:end])
+
+
+def advice(text: str) -> list[str]:
+    return [match[0].strip() for match in _ADVICE.finditer(text)]
+
+
+def logs(folder: Path) -> Iterator[tuple[str, str]]:
+    """(csrc-relative file, what nvcc said) of every kernel file of a build."""
+    for path in sorted(folder.glob("*/*.cu.o.log")):
+        yield str(path.relative_to(folder)).removesuffix(".o.log"), path.read_text()
+
+
+def problems(folder: Path) -> list[str]:
+    found = []
+    for file, text in logs(folder):
+        found += [f"{file}: {line}" for line in advice(text)]
+        if file not in MAY_SPILL:
+            found += [
+                f"{file}: {k.name} ({k.arch}) spills {k.spill_stores} bytes at {k.registers} registers"
+                for k in parse_log(text)
+                if k.spill_stores or k.spill_loads
+            ]
+    return found
+
+
+def check() -> int:
+    plan = ninja_build.make_plan()
+    if not plan.kernels:
+        print(f"no kernels in this build: {plan.why or 'there are no kernel files'}")
+        return 0
+    built = {file for file, _ in logs(plan.folder)}
+    missing = [f for f in plan.kernels if str(f.relative_to(build.CSRC)) not in built]
+    found = [f"{f}: was not built" for f in missing] + problems(plan.folder)
+    print(*found, sep="\n")
+    print(f"kernels: {len(plan.kernels)} files, {len(found)} problems (spills, serialised wgmma)")
+    return 1 if found else 0
+
+
+def measure(folder: Path) -> list[dict]:
+    """Compile each kernel file alone; one row per file."""
+    plan = ninja_build.make_plan()
+    if not plan.archs:
+        sys.exit(f"cannot compile kernels: {plan.why}")
+    rows = []
+    for source in plan.kernels:
+        file = str(source.relative_to(build.CSRC))
+        log = folder / f"{file}.o.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        archs = build.archs_of(source, plan.archs)
+        command = [str(plan.toolkit.nvcc), *build.nvcc_flags(), "-Xptxas=-v", *build.gencode(archs)]
+        start = time.perf_counter()
+        result = subprocess.run([*command, "-c", str(source), "-o", str(log)[:-4]], capture_output=True, text=True)
+        seconds = time.perf_counter() - start
+        if result.returncode != 0:
+            sys.exit(result.stdout + result.stderr)
+        log.write_text(result.stdout + result.stderr)
+        kernels = parse_log(log.read_text())
+        rows.append(
+            {
+                "work": "build",
+                "case": file,
+                "arch_path": source.parent.name,
+                "archs": archs,
+                "kernels": len(kernels),
+                "registers": max((k.registers for k in kernels), default=0),
+                "spills": sum(k.spill_stores + k.spill_loads for k in kernels),
+                "seconds": {"flash_ext": round(seconds, 1)},
+            }
+        )
+        print_row(rows[-1])
+    return rows
+
+
+def print_row(row: dict) -> None:
+    archs = ",".join(row["archs"])
+    print(f"{row['case']:34} {archs:12} {row['seconds']['flash_ext']:7.1f} {row['kernels']:8} {row['registers']:10} {row['spills']:7}", flush=True)
+
+
+def print_kernels(folder: Path) -> None:
+    print(f"\n{'registers':>9} {'stack':>6} {'spills':>7} {'smem':>7}  kernel")
+    for file, text in logs(folder):
+        print(file)
+        for k in parse_log(text):
+            spills = k.spill_stores + k.spill_loads
+            print(f"{k.registers:9} {k.stack:6} {spills:7} {k.shared:7}  {k.arch} {k.name}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    parser.add_argument("--kernels", action="store_true", help="print every kernel too")
+    options = parser.parse_args()
+    if options.check:
+        return check()
+    folder = build.CSRC.parent / "build" / "bench_build"
+    print(f"{'file':34} {'archs':12} {'seconds':>7} {'kernels':>8} {'registers':>10} {'spills':>7}")
+    rows = measure(folder)
+    total = sum(row["seconds"]["flash_ext"] for row in rows)
+    print(f"{'total':34} {'':12} {total:7.1f}")
+    if options.kernels:
+        print_kernels(folder)
+    if options.record:
+        record(rows)
+    return 0
+
+
+def record(rows: list[dict]) -> None:
+    from . import results
+
+    stamp = {"commit": results.current_commit(), "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
+    results.save(results.RESULTS / "build.json", results.machine(), [{**row, **stamp} for row in rows])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

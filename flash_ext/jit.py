@@ -1,0 +1,226 @@
+"""Kernels compiled on first use, and the extension itself where none was installed.
+
+``jit.load(row)`` compiles one row of the kernel table through ``torch.utils.cpp_extension`` and puts it into the running
+registry. Results stay in torch's extension cache. To build everything into a module of your own::
+
+    from torch.utils.cpp_extension import load
+    from flash_ext import jit
+
+    module = load(name="my_flash", sources=jit.sources(), extra_cflags=jit.cflags(), extra_cuda_cflags=jit.cuda_flags())
+
+``FLASH_EXT_JIT=0`` in the environment switches compiling on first use off.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import _build
+from ._build import BuildError
+
+__all__ = ["BuildError", "can_run", "cflags", "cuda_flags", "extension", "facts", "load", "sources"]
+
+_lock = threading.RLock()
+_loaded: dict[int, str] = {}  # row -> library that was compiled for it
+
+
+# ---- building everything with torch.utils.cpp_extension ---------------------------------------------------------------
+
+
+def sources() -> list[str]:
+    """Every C++ and CUDA file of the extension."""
+    return [str(path) for path in (*_build.cpp_sources(), *_build.kernel_sources())]
+
+
+def cflags() -> list[str]:
+    return _build.cxx_flags()
+
+
+def cuda_flags() -> list[str]:
+    """Flags for nvcc, its architectures among them; also points torch at the toolkit.
+
+    torch's own choice knows sm_90 but not sm_90a, in which every wgmma kernel would be empty.
+    """
+    _use_toolkit()
+    return [*_build.nvcc_flags(), *_build.gencode(_build.architectures(_capabilities()))]
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    if not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
+
+
+def _use_toolkit() -> _build.Toolkit:
+    if torch.version.cuda is None:
+        raise BuildError(f"torch {torch.__version__} is a CPU-only build: it has no CUDA kernels. Install a CUDA build of torch.")
+    toolkit = _build.find_toolkit(torch.version.cuda)
+    if toolkit is None:
+        raise BuildError("No CUDA toolkit (nvcc and cuda_runtime_api.h) was found. Install one, or set CUDA_HOME to it.")
+    # torch takes the folder above the nvcc on PATH, which for a wrapper script has no headers.
+    os.environ["CUDA_HOME"] = str(toolkit.root)
+    _cpp_extension().CUDA_HOME = str(toolkit.root)
+    return toolkit
+
+
+def _cpp_extension() -> Any:
+    beside = Path(sys.executable).parent
+    if shutil.which("ninja") is None and (beside / "ninja").is_file():  # a virtual environment that was not activated
+        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
+    if shutil.which("ninja") is None:
+        raise BuildError("ninja is not on PATH. Install it: pip install ninja")
+    return importlib.import_module("torch.utils.cpp_extension")
+
+
+def _compile(name: str, **options: Any) -> Any:
+    checkout = hashlib.sha256(str(_build.CSRC).encode()).hexdigest()[:8]  # two source trees do not share a cache entry
+    try:
+        return _cpp_extension().load(name=f"flash_ext_{checkout}_{name}", **options)
+    except RuntimeError as error:
+        raise BuildError(f"{name} did not compile: {error}") from error
+
+
+# ---- the extension ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def facts() -> dict[str, Any]:
+    """What the installed extension was built with; empty where none is installed."""
+    path = Path(__file__).with_name("_build_facts.json")
+    return json.loads(path.read_text()) if path.is_file() and _is_installed() else {}
+
+
+def _is_installed() -> bool:
+    return importlib.util.find_spec("flash_ext._C") is not None
+
+
+@functools.cache
+def extension() -> ModuleType:
+    """``flash_ext._C``: the installed one; in a source tree without one, its CPU part and table, compiled now."""
+    with _lock:
+        return _import_installed() if _is_installed() else _compile_base()
+
+
+def _import_installed() -> ModuleType:
+    built = facts().get("torch")
+    try:
+        module = importlib.import_module("flash_ext._C")
+    except ImportError as error:
+        other = f"It was built against torch {built}, this is torch {torch.__version__}. " if built != torch.__version__ else ""
+        raise ImportError(f"flash_ext._C cannot be loaded: {error}. {other}Rebuild it: {_build.REBUILD}") from error
+    if built is not None and built != torch.__version__:
+        warnings.warn(
+            f"flash_ext._C was built against torch {built}, this is torch {torch.__version__}. Rebuild it: {_build.REBUILD}",
+            stacklevel=3,
+        )
+    return module
+
+
+def _compile_base() -> ModuleType:
+    if os.environ.get("FLASH_EXT_JIT") == "0":
+        raise ImportError(f"flash_ext._C is not built, and FLASH_EXT_JIT=0. Build it: {_build.REBUILD}")
+    _say("flash_ext: not installed; compiling its binding and CPU part (once, under a minute)")
+    files = [str(path) for path in _build.cpp_sources()]
+    return _compile("C", sources=files, extra_cflags=cflags(), with_cuda=False)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# ---- single rows ------------------------------------------------------------------------------------------------------
+
+
+def can_run(row: int, capability: tuple[int, int]) -> bool:
+    """Whether this row is built for such a device, or could be compiled for it on first use."""
+    return _is_ready(row, capability) or _why_no_jit() is None
+
+
+def _is_ready(row: int, capability: tuple[int, int]) -> bool:
+    module = extension()
+    if not module.is_built(row):
+        return False
+    arch = module.row_name(row).split()[1]
+    built_for = _build.archs_of(_build.CSRC / arch / "any.cu", facts().get("archs", []))
+    # Rows of a library that knows no architectures (put in place with override_row) are taken as they are.
+    return row in _loaded or not facts() or any(_build.runs_on(a, capability) for a in built_for)
+
+
+@functools.cache
+def _why_no_jit() -> str | None:
+    if os.environ.get("FLASH_EXT_JIT") == "0":
+        return "FLASH_EXT_JIT=0 forbids compiling it now"
+    try:
+        _use_toolkit()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def prepare(row: int, device: int) -> None:
+    """Make sure that `row` can be launched on CUDA device `device`; dispatch calls it once per row and device."""
+    capability = torch.cuda.get_device_capability(device)
+    if _is_ready(row, capability):
+        return
+    if why := _why_no_jit():
+        name = torch.cuda.get_device_name(device)
+        built = ", ".join(facts().get("archs", [])) or "no GPU: " + facts().get("cpu_only_because", "nothing is installed")
+        raise RuntimeError(
+            f"No kernel image of '{extension().row_name(row)}' for {name} (sm_{capability[0]}{capability[1]}): this build is "
+            f"for {built}, and {why}. Rebuild it on this machine: {_build.REBUILD}, or with FLASH_EXT_ARCHS="
+            f"{capability[0]}{capability[1]} before it."
+        )
+    load(row)
+
+
+def load(row_or_key: int | Sequence[int]) -> int:
+    """Compile one row of the kernel table for the GPUs present and put it in the running registry; returns the row.
+
+    A key is the eight numbers of a row as ``extension().instances()`` lists them, or a ``dispatch.Key``.
+    """
+    module = extension()
+    table = module.instances()
+    row = row_or_key if isinstance(row_or_key, int) else table.index(tuple(int(x) for x in row_or_key))
+    if not 0 <= row < len(table):
+        raise ValueError(f"row must be in 0 ... {len(table) - 1}, got {row}")
+    with _lock:
+        if row not in _loaded:
+            _loaded[row] = _compile_row(row, module.row_name(row))
+            module.override_row(row, _loaded[row])
+    return row
+
+
+def _compile_row(row: int, name: str) -> str:
+    toolkit = _use_toolkit()
+    pass_, arch = name.split()[:2]
+    kernels = _build.kernel_sources(arch, f"{pass_}_{arch}")
+    archs = _build.archs_of(kernels[0], _build.architectures(_capabilities()))
+    if not archs:
+        raise BuildError(f"'{name}' has no code for {', '.join(_build.architectures(_capabilities()))}")
+    _say(f"flash_ext: compiling '{name}' for {', '.join(archs)} (once, about 15 s)")
+    row_flag = [f"-DFLASH_EXT_ROW={row}"]
+    # Without -fno-gnu-unique the loader would merge this library's registry with that of the next one.
+    unique = ["-fno-gnu-unique"] if "clang" not in os.environ.get("CXX", "") else []
+    return _compile(
+        f"row{row}_{'_'.join(archs).replace('+', '_')}",
+        sources=[str(_build.CSRC / "variant.cpp"), *map(str, kernels)],
+        extra_cflags=[*cflags(), *row_flag, *unique],
+        extra_cuda_cflags=[*_build.nvcc_flags(), *_build.gencode(archs), *row_flag, *(f"-Xcompiler={f}" for f in unique)],
+        extra_ldflags=[f"-L{toolkit.root}/lib"],  # where a toolkit from pip keeps the runtime
+        is_python_module=False,
+    )
