@@ -1,0 +1,57 @@
+// What both directions do once per call: check the parameters, decide how many workers the work is worth, clear rows
+// that belong to no sequence.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "../attn/seqlen.h"
+#include "../check.h"
+#include "../params.h"
+
+namespace flash::cpu {
+
+inline void check(const AttnParams& p, int threads) {
+  FLASH_CHECK_ARG(threads >= 1, "threads must be at least 1, got ", threads);
+  FLASH_CHECK_ARG(p.dtype == DType::kF32 || p.dtype == DType::kF16 || p.dtype == DType::kBF16,
+                  "dtype must be fp32, fp16 or bf16 on the CPU");
+  FLASH_CHECK_ARG(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0,
+                  "batch, seqlen_q and seqlen_k must not be negative, got ", p.batch, ", ", p.seqlen_q, ", ",
+                  p.seqlen_k);
+  FLASH_CHECK_ARG(p.head_dim >= 1 && p.head_dim_v >= 1, "head_dim and head_dim_v must be at least 1, got ", p.head_dim,
+                  " and ", p.head_dim_v);
+  FLASH_CHECK_ARG(p.num_heads >= 0 && p.num_heads_kv >= 1 && p.num_heads % p.num_heads_kv == 0,
+                  "num_heads must be a multiple of num_heads_kv, got ", p.num_heads, " and ", p.num_heads_kv);
+  FLASH_CHECK_ARG(p.window_left >= -1 && p.window_right >= -1, "window_size must be -1 or more, got (", p.window_left,
+                  ", ", p.window_right, ")");
+  FLASH_CHECK_ARG(p.dropout_p >= 0.f && p.dropout_p < 1.f, "dropout_p must be in [0, 1), got ", p.dropout_p);
+  FLASH_CHECK_ARG(p.dropout_p == 0.f || p.rng_state != nullptr, "dropout needs rng_state");
+}
+
+// Starting a thread costs about as much as this many multiply-adds.
+inline constexpr double kWorkPerThread = 1e6;
+
+inline int workers_for(const AttnParams& p, int64_t tasks, int threads) {
+  const double work = double(p.batch) * p.num_heads * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v);
+  const double useful = std::min({double(threads), double(tasks), 1. + work / kWorkPerThread});
+  return std::max(1, int(useful));
+}
+
+// One set of tiles per worker.
+template <class Tiles, class Params>
+std::vector<Tiles> tiles_for(const Params& p, int workers) {
+  std::vector<Tiles> tiles;
+  tiles.reserve(workers);
+  for (int worker = 0; worker < workers; worker++) tiles.emplace_back(p);
+  return tiles;
+}
+
+// Element-wise zero of `rows` rows of all heads of a packed tensor or of one batch element.
+template <class T>
+void clear_rows(const Strided& t, int batch_index, int64_t first_row, int64_t rows, int heads, int dim) {
+  for (int64_t row = first_row; row < first_row + rows; row++)
+    for (int head = 0; head < heads; head++)
+      std::fill_n(static_cast<T*>(t.ptr) + offset_of(t, batch_index, row, 0, head), dim, T{});
+}
+
+}  // namespace flash::cpu

@@ -1,0 +1,64 @@
+// fp32 tiles: rows of a tensor copied (converted, zero-padded) into a worker's own memory, and back.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+
+#include "../attn/host_device.h"
+#include "element.h"
+#include "tile_ops.h"
+
+namespace flash::cpu {
+
+// An array of floats that begins on a cache line.
+class Buffer {
+ public:
+  explicit Buffer(int64_t size) : data_(static_cast<float*>(::operator new(size * sizeof(float), kLine))) {}
+  operator float*() const { return data_.get(); }
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+  struct Free {
+    void operator()(float* p) const { ::operator delete(p, kLine); }
+  };
+  std::unique_ptr<float, Free> data_;
+};
+
+// Length of a tile's rows for a tensor with `dim` columns.
+constexpr int padded(int dim) { return round_up(dim, kPad); }
+
+// tile (rows, padded(dim)) = rows of the tensor
+template <class T>
+void load_rows(float* tile, const T* source, int64_t stride, int rows, int dim) {
+  const int ld = padded(dim);
+  for (int r = 0; r < rows; r++, tile += ld, source += stride) {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      std::memcpy(tile, source, dim * sizeof(float));
+    } else {
+      for (int d = 0; d < dim; d++) tile[d] = to_float(source[d]);
+    }
+    for (int d = dim; d < ld; d++) tile[d] = 0.f;
+  }
+}
+
+// tile (dim, kColumns) = rows of the tensor, transposed; columns past `rows` are zero
+template <int kColumns, class T>
+void load_transposed(float* tile, const T* source, int64_t stride, int rows, int dim) {
+  for (int r = 0; r < rows; r++)
+    for (int d = 0; d < dim; d++) tile[d * kColumns + r] = to_float(source[r * stride + d]);
+  for (int d = 0; d < dim; d++)
+    for (int r = rows; r < kColumns; r++) tile[d * kColumns + r] = 0.f;
+}
+
+// rows of the tensor = factor * tile (rows, padded(dim)); factor (rows), or nullptr for 1
+template <class T>
+void store_rows(T* target, int64_t stride, const float* tile, const float* factor, int64_t rows, int dim) {
+  for (int64_t r = 0; r < rows; r++, target += stride, tile += padded(dim)) {
+    const float f = factor ? factor[r] : 1.f;
+    for (int d = 0; d < dim; d++) target[d] = from_float<T>(tile[d] * f);
+  }
+}
+
+}  // namespace flash::cpu
