@@ -22,6 +22,15 @@ struct Band {
     return window_right < 0 ? seqlen_k : min_of(seqlen_k, diagonal(i) + window_right + 1);
   }
   FLASH_HD bool visible(int i, int j) const { return j >= key_begin(i) && j < key_end(i); }
+
+  // The same from the key's side: key j is seen by queries query_begin(j) <= i < query_end(j); none if j does not exist.
+  FLASH_HD int query_begin(int j) const {
+    return window_right < 0 ? 0 : max_of(0, j - window_right + seqlen_q - seqlen_k);
+  }
+  FLASH_HD int query_end(int j) const {
+    if (j >= seqlen_k) return 0;
+    return window_left < 0 ? seqlen_q : min_of(seqlen_q, j + window_left + seqlen_q - seqlen_k + 1);
+  }
 };
 
 // A range of blocks [begin, end), of which [full_begin, full_end) need no mask. begin <= full_begin <= full_end <= end.
