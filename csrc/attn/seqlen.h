@@ -19,6 +19,14 @@ struct SeqInfo {
     return s;
   }
 
+  // Keys of the sequence in memory, used or not: what a backward has to write.
+  FLASH_HD static int rows_of_k(const AttnParams& p, int batch_index) {
+    int64_t start = 0;
+    int rows = p.seqlen_k;
+    if (p.cu_seqlens_k) segment(p.cu_seqlens_k, batch_index, p.total_k, p.seqlen_k, start, rows);
+    return rows;
+  }
+
  private:
   FLASH_HD static void segment(const int32_t* cu, int i, int64_t total, int longest, int64_t& start, int& length) {
     int64_t begin = cu[i], end = cu[i + 1];
