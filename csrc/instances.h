@@ -54,6 +54,7 @@ struct Family {
 
 inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16;
 inline constexpr HeadDims kD64{64, 64}, kD128{128, 128}, kD256{256, 256};
+inline constexpr HeadDims kD96{96, 96}, kD192x128{192, 128}, kD192{192, 192};
 
 // clang-format off
 inline constexpr Family kFamilies[] = {
@@ -61,6 +62,12 @@ inline constexpr Family kFamilies[] = {
     {Pass::kFwd,   Arch::kSimt, {kF32, kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},
     {Pass::kBwd,   Arch::kSimt, {kF32, kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},
     {Pass::kDBias, Arch::kSimt, {kF32, kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},
+    {Pass::kFwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
+    {Pass::kFwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
+    {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
+    {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
+    {Pass::kFwd,   Arch::kSm80, {kF32}, {kD64, kD128}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},  // 3xTF32
+    {Pass::kBwd,   Arch::kSm80, {kF32}, {kD64, kD128}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},  // 3xTF32
 };
 // clang-format on
 
