@@ -121,13 +121,13 @@ void bwd_block(const BwdParams& p, int batch_index, int head_kv, int n_block, co
         for (int i = 0; i < rows; i++)
           for (int j = 0; j < cols; j++) t.dscores[i * kBlockN + j] *= t.derivative[i * kBlockN + j];
 
-      const View probs{p.dropout_p != 0.f ? t.kept : t.probs, kBlockN, 1}, dscores{t.dscores, kBlockN, 1};
-      ops.matmul(t.dv, ld_v, probs.transposed(), t.dout, ld_v, cols, ld_v, rows, 1.f, true);
-      ops.matmul(t.dk, ld_k, dscores.transposed(), t.q, ld_k, cols, ld_k, rows, p.softmax_scale, true);
+      const Tile probs{p.dropout_p != 0.f ? t.kept : t.probs, kBlockN}, dscores{t.dscores, kBlockN};
+      ops.matmul({t.dv, ld_v}, transposed(probs), {t.dout, ld_v}, {cols, ld_v, rows}, {1.f, true});
+      ops.matmul({t.dk, ld_k}, transposed(dscores), {t.q, ld_k}, {cols, ld_k, rows}, {p.softmax_scale, true});
 
       const DQ::Turn turn = dq.wait_for_turn(batch_index, head, m_block, n_block);
-      ops.matmul(dq.rows(first_row(p, seq, batch_index) + row0, head), ld_k, dscores, t.k, ld_k, rows, ld_k, cols,
-                 p.softmax_scale, true);
+      float* const dq_rows = dq.rows(first_row(p, seq, batch_index) + row0, head);
+      ops.matmul({dq_rows, ld_k}, dscores, {t.k, ld_k}, {rows, ld_k, cols}, {p.softmax_scale, true});
     }
   }
   T* const dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, batch_index, seq.k0, col0, head_kv);

@@ -71,8 +71,8 @@ void compute_dscores(const BwdParams& p, const SeqInfo& seq, const BwdPlace& at,
   const bool modified = modifies_scores(p);
 
   // scores = q k^T
-  ops.matmul(t.probs, kBlockN, {t.q, padded(p.head_dim), 1}, t.k_t, kBlockN, rows, lanes, p.head_dim,
-             modified ? 1.f : p.softmax_scale, false);
+  ops.matmul({t.probs, kBlockN}, Tile{t.q, padded(p.head_dim)}, {t.k_t, kBlockN}, {rows, lanes, p.head_dim},
+             {modified ? 1.f : p.softmax_scale, false});
   if (modified)
     modify_scores<T>(p, band, at.batch_index, at.head, tile(t.probs), p.softcap != 0.f ? +t.derivative : nullptr);
   if (needs_mask) mask_scores(band, tile(t.probs), lanes);
@@ -84,8 +84,8 @@ void compute_dscores(const BwdParams& p, const SeqInfo& seq, const BwdPlace& at,
   ops.exp_minus_lse(t.probs, rows, lanes, t.lse);
 
   // dprobs = dout v^T, then dscores = probs (dprobs - delta) in its place
-  ops.matmul(t.dscores, kBlockN, {t.dout, padded(p.head_dim_v), 1}, t.v_t, kBlockN, rows, lanes, p.head_dim_v, 1.f,
-             false);
+  ops.matmul({t.dscores, kBlockN}, Tile{t.dout, padded(p.head_dim_v)}, {t.v_t, kBlockN}, {rows, lanes, p.head_dim_v},
+             {1.f, false});
   if (p.dropout_p != 0.f) {
     std::copy_n(+t.probs, rows * kBlockN, +t.kept);
     apply_dropout(p, at.batch_index, at.head, tile(t.kept));

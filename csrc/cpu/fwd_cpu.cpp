@@ -82,8 +82,8 @@ void fwd_block(const FwdParams& p, int batch_index, int head, int m_block, const
     load_rows(t.v, v, p.v.row, cols, p.head_dim_v);
 
     // scores^T = k q^T
-    ops.matmul(t.scores, kBlockM, {t.k, ld_k, 1}, t.q, kBlockM, cols, lanes, p.head_dim,
-               modified ? 1.f : p.softmax_scale, false);
+    ops.matmul({t.scores, kBlockM}, Tile{t.k, ld_k}, {t.q, kBlockM}, {cols, lanes, p.head_dim},
+               {modified ? 1.f : p.softmax_scale, false});
     const ScoreTile scores{t.scores, 1, kBlockM, row0, col0, rows, cols};
     if (modified) modify_scores<T>(p, band, batch_index, head, scores, nullptr);
     if (blocks.needs_mask(n_block)) mask_scores(band, scores, cols);
@@ -92,9 +92,8 @@ void fwd_block(const FwdParams& p, int batch_index, int head, int m_block, const
     if (p.dropout_p != 0.f) apply_dropout(p, batch_index, head, scores);
 
     // out = rescale * out + probs v
-    for (int i = 0; i < rows; i++)
-      for (int d = 0; d < ld_v; d++) t.out[i * ld_v + d] *= t.rescale[i];
-    ops.matmul(t.out, ld_v, View{t.scores, kBlockM, 1}.transposed(), t.v, ld_v, rows, ld_v, cols, 1.f, true);
+    ops.scale_rows(t.out, rows, ld_v, t.rescale);
+    ops.matmul({t.out, ld_v}, transposed({t.scores, kBlockM}), {t.v, ld_v}, {rows, ld_v, cols}, {1.f, true});
   }
 
   finish_softmax(t, p.lse.ptr + offset_of(p.lse, batch_index, seq.q0, row0, head), rows);

@@ -10,24 +10,46 @@ inline constexpr int kBlockM = 64;  // queries of a tile
 inline constexpr int kBlockN = 64;  // keys of a tile
 inline constexpr int kPad = 16;     // floats: tiles are zero-padded in their last dimension to a multiple of it
 
-// A view of an fp32 matrix: element (r, c) at data[r * row + c * col]. Transposing it is swapping the strides.
+// An fp32 matrix in memory: element (r, c) at data[r * row + c].
+struct Tile {
+  float* data;
+  int64_t row;
+  Tile from(int r, int c) const { return {data + r * row + c, row}; }
+};
+
+// The same to be read with any strides: element (r, c) at data[r * row + c * col].
 struct View {
   const float* data;
   int64_t row, col;
-  View transposed() const { return {data, col, row}; }
+  View(Tile t) : data(t.data), row(t.row), col(1) {}
+  View(const float* d, int64_t r, int64_t c) : data(d), row(r), col(c) {}
+  View from_row(int r) const { return {data + r * row, row, col}; }
+};
+inline View transposed(Tile t) { return {t.data, 1, t.row}; }
+
+// What becomes of a product: c = alpha * product, or c += alpha * product. Passed by reference so that alpha does not
+// take a vector register from the inner loop.
+struct Finish {
+  float alpha;
+  bool accumulate;
+};
+struct Shape {
+  int m, n, k;
 };
 
 struct TileOps {
-  // c (m, n) = alpha * a (m, k) . b (k, n), or += where accumulate. n is a multiple of kPad; ldb, ldc: row lengths.
+  // c (m, n) from a (m, k) . b (k, n); n is a multiple of kPad.
   // Every element is one chain of k additions in order, whatever its place in the tile: backward recomputes the
   // forward's scores bit by bit.
-  void (*matmul)(float* c, int64_t ldc, View a, const float* b, int64_t ldb, int m, int n, int k, float alpha,
-                 bool accumulate);
+  void (*matmul)(Tile c, View a, Tile b, Shape shape, const Finish& finish);
 
   // One step of online softmax. scores (keys, kBlockM): a column belongs to a query. In: scores; out: exp(score -
   // row_max). row_max, row_sum, rescale (kBlockM): the running state, and what the earlier state has to be multiplied
   // with.
   void (*online_softmax)(float* scores, int keys, int queries, float* row_max, float* row_sum, float* rescale);
+
+  // tile (rows, dim) *= factor (rows); dim: a multiple of kPad
+  void (*scale_rows)(float* tile, int rows, int dim, const float* factor);
 
   // probs (queries, kBlockN) = exp(scores - lse); lse (queries), +inf for a row without keys.
   void (*exp_minus_lse)(float* scores, int queries, int keys, const float* lse);
