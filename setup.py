@@ -15,7 +15,7 @@ from build_tools.shared import BuildError  # noqa: E402
 
 
 def say(line: str) -> None:
-    """pip hides what a build prints, so the few lines that a waiting user needs also go to the terminal, if there is one."""
+    """pip hides what a build prints: the lines that a waiting user needs go to the terminal too, if there is one."""
     print(line, flush=True)
     if not sys.stdout.isatty():
         try:

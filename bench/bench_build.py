@@ -147,8 +147,13 @@ def measure(folder: Path) -> list[dict]:
 
 
 def print_row(row: dict) -> None:
-    archs = ",".join(row["archs"])
-    print(f"{row['case']:34} {archs:12} {row['seconds']['flash_ext']:7.1f} {row['kernels']:8} {row['registers']:10} {row['spills']:7}", flush=True)
+    cells = (
+        row["case"],
+        ",".join(row["archs"]),
+        row["seconds"]["flash_ext"],
+        *map(row.get, ("kernels", "registers", "spills")),
+    )
+    print("{:34} {:12} {:7.1f} {:8} {:10} {:7}".format(*cells), flush=True)
 
 
 def print_kernels(folder: Path) -> None:

@@ -49,9 +49,9 @@ class Torch:
 def find_torch() -> Torch:
     """The torch of the environment that called pip. Never installs one.
 
-    In an isolated build this process sees only the build's requirements. The calling environment is still there: pip runs
-    the same interpreter and hides its packages through PYTHONPATH; uv and `build` leave its folder in VIRTUAL_ENV. So torch
-    is asked for its facts in a process of its own, which also keeps torch out of this one.
+    In an isolated build this process sees only the build's requirements. The calling environment is still there: pip
+    runs the same interpreter and hides its packages through PYTHONPATH; uv and `build` leave its folder in VIRTUAL_ENV.
+    So torch is asked for its facts in a process of its own, which also keeps torch out of this one.
     """
     bare = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONNOUSERSITE", "PYTHONHOME")}
     attempts = [(sys.executable, dict(os.environ)), (sys.executable, bare)]
@@ -70,8 +70,8 @@ def find_torch() -> Torch:
             broken = result.stderr.strip().splitlines()[-1]
     raise BuildError(
         (f"torch cannot be imported in the environment that runs this build: {broken}. " if broken else "")
-        + f"No torch for Python {sys.version_info[0]}.{sys.version_info[1]} was found (looked from {sys.executable}). Install "
-        "torch first (pip install torch), then: pip install --no-build-isolation -e .   (needs setuptools and ninja)"
+        + f"No torch for Python {sys.version_info[0]}.{sys.version_info[1]} was found (looked from {sys.executable}). "
+        "Install torch first (pip install torch), then: pip install --no-build-isolation -e . (with setuptools, ninja)"
     )
 
 
@@ -87,7 +87,7 @@ def find_compiler() -> str:
 def python_include() -> str:
     include = sysconfig.get_paths()["include"]
     if not os.path.isfile(f"{include}/Python.h"):
-        raise BuildError(f"{include}/Python.h is missing. Install Python's headers (Debian: apt-get install python3-dev).")
+        raise BuildError(f"{include}/Python.h is missing. Install it (Debian: apt-get install python3-dev).")
     return include
 
 
@@ -99,7 +99,7 @@ def find_ninja() -> str:
     return path
 
 
-# ---- how much at once -------------------------------------------------------------------------------------------------
+# ---- how much at once ------------------------------------------------------------------------------------------------
 
 GIB = 1 << 30
 MEMORY_PER_JOB = 2 * GIB  # the largest of our files peaks below it

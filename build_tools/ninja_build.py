@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -77,7 +78,9 @@ def announce(plan: Plan, say=print) -> int:
     jobs = parallel_jobs(files)
     seconds = SECONDS["cpp"] * len(build.cpp_sources())
     seconds += sum(SECONDS[f.parent.name] * len(build.archs_of(f, plan.archs)) for f in plan.kernels)
-    what = f"CUDA kernels for {', '.join(plan.archs)} with {plan.toolkit}" if plan.archs else f"the CPU part alone: {plan.why}"
+    what = f"the CPU part alone: {plan.why}"
+    if plan.archs:
+        what = f"CUDA kernels for {', '.join(plan.archs)} with {plan.toolkit}"
     say(f"flash_ext: building {what}, against torch {plan.torch.version}")
     say(f"flash_ext: {files} files, {jobs} jobs, about {max(1, round(seconds / jobs / 60))} min")
     return jobs
@@ -85,6 +88,10 @@ def announce(plan: Plan, say=print) -> int:
 
 def _quote(flags: list[str]) -> str:
     return shlex.join(flags).replace("$", "$$")
+
+
+def _path(path: Path | str) -> str:
+    return re.sub(r"([$ :])", r"$\1", str(path))  # as ninja reads paths
 
 
 def write_ninja(plan: Plan) -> Path:
@@ -95,9 +102,9 @@ def write_ninja(plan: Plan) -> Path:
     objects = []
 
     def add(rule: str, source: Path, flags: list[str], **variables: str) -> None:
-        out = folder / f"{source.relative_to(build.CSRC)}.o"
+        out = _path(f"{source.relative_to(build.CSRC)}.o")
         extra = "".join(f"  {key} = {value}\n" for key, value in variables.items())
-        text.append(f"build {out}: {rule} {source}\n  flags = {_quote(flags)}\n{extra}")
+        text.append(f"build {out}: {rule} {_path(source)}\n  flags = {_quote(flags)}\n{extra}")
         objects.append(out)
 
     cxx = [*build.cxx_flags(), "-fPIC", "-fvisibility=hidden", "-pthread"]
@@ -108,14 +115,15 @@ def write_ninja(plan: Plan) -> Path:
         add("cxx", source, cxx + (torch_flags if source.name == "binding.cpp" else []))
     for source in plan.kernels:
         archs = build.archs_of(source, plan.archs)
-        add("cuda", source, [*build.nvcc_flags(), "-Xptxas=-v", "-Xcompiler=-fvisibility=hidden", *build.gencode(archs)], archs=",".join(archs))
+        flags = [*build.nvcc_flags(), "-Xptxas=-v", "-Xcompiler=-fvisibility=hidden", *build.gencode(archs)]
+        add("cuda", source, flags, archs=",".join(archs))
 
     libraries = [f"-L{plan.torch.lib}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", "-ldl", "-pthread"]
     if plan.archs:
         # torch's own CUDA runtime, already loaded when _C is: one runtime means one current device.
         root = plan.toolkit.root
         libraries += [plan.torch.cudart] if plan.torch.cudart else [f"-L{root}/lib64", f"-L{root}/lib", "-lcudart"]
-    text.append(f"build _C.so: link {' '.join(map(str, objects))}\n  flags = {_quote(libraries)}")
+    text.append(f"build _C.so: link {' '.join(objects)}\n  flags = {_quote(libraries)}")
     path = folder / "build.ninja"
     path.write_text("\n".join(text) + "\n")
     return path
@@ -127,7 +135,7 @@ def run(plan: Plan, library: Path, say=print) -> None:
     ninja_file = write_ninja(plan)
     result = subprocess.run([find_ninja(), "-f", str(ninja_file), "-C", str(plan.folder), f"-j{jobs}"])
     if result.returncode != 0:
-        raise BuildError("A file did not compile or link; the compiler's own message stands above (pip shows it with -v).")
+        raise BuildError("A file did not compile or link; the compiler's message stands above (pip shows it with -v).")
     library.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(plan.folder / "_C.so", library)
     facts = {
@@ -135,6 +143,7 @@ def run(plan: Plan, library: Path, say=print) -> None:
         "cuda": plan.torch.cuda,
         "toolkit": str(plan.toolkit) if plan.toolkit else None,
         "archs": plan.archs,
+        "contract": build.contract(),
         "cpu_only_because": plan.why,
     }
     (library.parent / FACTS).write_text(json.dumps(facts, indent=1) + "\n")

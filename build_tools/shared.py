@@ -1,4 +1,4 @@
-"""flash_ext/_build.py as a module of its own: `import flash_ext` would need the torch that a build is still looking for."""
+"""flash_ext/_build.py as a module of its own: `import flash_ext` needs the torch that a build is still looking for."""
 
 import importlib.util
 import sys

@@ -6,6 +6,7 @@ Standard library only. setup.py loads this file by its path, where neither torch
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ class BuildError(RuntimeError):
     """One readable message that ends with the way out."""
 
 
-# ---- toolkit ----------------------------------------------------------------------------------------------------------
+# ---- toolkit ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,7 @@ def _roots_behind(nvcc: str) -> Iterator[Path]:
     yield Path(nvcc).parent.parent
 
 
-def _roots() -> Iterator[Path]:
-    """Folders that may be a toolkit, best guess first."""
-    if nvcc := shutil.which("nvcc"):
-        yield from _roots_behind(nvcc)
+def usual_roots() -> Iterator[Path]:
     yield Path("/usr/local/cuda")
     numbered = glob.glob("/usr/local/cuda-*")
     yield from (Path(p) for p in sorted(numbered, key=lambda p: [int(n) for n in re.findall(r"\d+", p)], reverse=True))
@@ -82,16 +80,23 @@ def _roots() -> Iterator[Path]:
     yield from sorted(Path(sysconfig.get_paths()["purelib"]).glob("nvidia/cu*"), reverse=True)  # nvidia-cuda-nvcc
 
 
+def _roots() -> Iterator[Path]:
+    """Folders that may be a toolkit, best guess first."""
+    if nvcc := shutil.which("nvcc"):
+        yield from _roots_behind(nvcc)
+    yield from usual_roots()
+
+
 def find_toolkit(torch_cuda: str | None) -> Toolkit | None:
     """The toolkit to compile with, None where there is none. `torch_cuda`: torch.version.cuda, e.g. "13.0"."""
     named = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if named:
         found = [_inspect(Path(named))]
         if found == [None]:
-            others = [str(t) for root in _roots() if (t := _inspect(root))]
+            others = [t.root for root in _roots() if (t := _inspect(root))]
             raise BuildError(
                 f"CUDA_HOME={named} is not a CUDA toolkit: it has no bin/nvcc or no include/cuda_runtime_api.h. "
-                + (f"Set CUDA_HOME to {others[0].split(' at ')[1]}, or unset it." if others else "Unset it, or install one.")
+                + (f"Set CUDA_HOME to {others[0]}, or unset it." if others else "Unset it, or install one.")
             )
     else:
         found = [t for root in _roots() if (t := _inspect(root.resolve()))]
@@ -104,16 +109,16 @@ def find_toolkit(torch_cuda: str | None) -> Toolkit | None:
     have = "; ".join(dict.fromkeys(map(str, found)))
     if major and all(t.version[0] != major for t in found):
         raise BuildError(
-            f"torch is built for CUDA {torch_cuda}, but the toolkit is {have}. Their major versions must agree: install a "
-            f"CUDA {major} toolkit and set CUDA_HOME to it, or install a torch for CUDA {found[0].version[0]}; {CPU_ONLY}."
+            f"torch is built for CUDA {torch_cuda}, but the toolkit is {have}. The major versions must agree: "
+            f"install a CUDA {major} toolkit and set CUDA_HOME to it, or a torch for CUDA {found[0].version[0]}; {CPU_ONLY}."
         )
     raise BuildError(
-        f"The toolkit is too old: {have}; at least {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} is needed. Install a newer one and set "
-        f"CUDA_HOME to it; {CPU_ONLY}."
+        f"The toolkit is too old: {have}; at least {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} is needed. Install a newer one and "
+        f"set CUDA_HOME to it; {CPU_ONLY}."
     )
 
 
-# ---- architectures ----------------------------------------------------------------------------------------------------
+# ---- architectures ---------------------------------------------------------------------------------------------------
 
 
 def architectures(capabilities: list[tuple[int, int]]) -> list[str]:
@@ -125,10 +130,14 @@ def architectures(capabilities: list[tuple[int, int]]) -> list[str]:
     if text.strip().lower() == "none":
         return []
     if text.strip():
-        archs = [word.lower().replace(".", "").removeprefix("sm_") for word in re.split(r"[;,\s]+", text.strip()) if word]
+        archs = [
+            word.lower().replace(".", "").removeprefix("sm_") for word in re.split(r"[;,\s]+", text.strip()) if word
+        ]
         for arch in archs:
             if not re.fullmatch(r"\d{2,3}[af]?(\+ptx)?", arch):
-                raise BuildError(f"FLASH_EXT_ARCHS={text!r}: {arch!r} is no architecture. Write e.g. '80;90a', '80+PTX' or 'none'.")
+                raise BuildError(
+                    f"FLASH_EXT_ARCHS={text!r}: {arch!r} is no architecture. Write '80;90a', '80+PTX' or 'none'."
+                )
     elif capabilities:
         archs = [f"{major}{minor}" for major, minor in sorted(set(capabilities))]
     else:
@@ -166,7 +175,7 @@ def archs_of(source: Path, archs: list[str]) -> list[str]:
     return [a for a in archs if folder != "sm80" or _number(a) >= 80]
 
 
-# ---- files and flags --------------------------------------------------------------------------------------------------
+# ---- files and flags -------------------------------------------------------------------------------------------------
 
 
 def cpp_sources() -> list[Path]:
@@ -178,11 +187,19 @@ def kernel_sources(arch: str = "*", pass_: str = "") -> list[Path]:
     return sorted(CSRC.glob(f"{arch}/{pass_}*.cu"))
 
 
+def contract() -> str:
+    """A digest of the headers that two libraries must share to call each other."""
+    digest = hashlib.sha256()
+    for name in ("params.h", "instances.h", "registry.h"):
+        digest.update((CSRC / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter"]
 
 
 def werror() -> bool:
-    """Warnings are errors where the project is developed and tested, not where a user's newer compiler knows new ones."""
+    """Warnings are errors where the project is tested, not where a user's newer compiler knows new ones."""
     return os.environ.get("FLASH_EXT_WERROR") == "1"
 
 

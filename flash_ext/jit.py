@@ -1,7 +1,7 @@
 """Kernels compiled on first use, and the extension itself where none was installed.
 
-``jit.load(row)`` compiles one row of the kernel table through ``torch.utils.cpp_extension`` and puts it into the running
-registry. Results stay in torch's extension cache. To build everything into a module of your own::
+``jit.load(row)`` compiles one row of the kernel table through ``torch.utils.cpp_extension`` and puts it into the
+running registry. Results stay in torch's extension cache. To build everything into a module of your own::
 
     from torch.utils.cpp_extension import load
     from flash_ext import jit
@@ -33,13 +33,13 @@ import torch
 from . import _build
 from ._build import BuildError
 
-__all__ = ["BuildError", "can_run", "cflags", "cuda_flags", "extension", "facts", "load", "sources"]
+__all__ = ["BuildError", "can_run", "cflags", "cuda_flags", "extension", "facts", "load", "prepare", "sources"]
 
 _lock = threading.RLock()
 _loaded: dict[int, str] = {}  # row -> library that was compiled for it
 
 
-# ---- building everything with torch.utils.cpp_extension ---------------------------------------------------------------
+# ---- building everything with torch.utils.cpp_extension --------------------------------------------------------------
 
 
 def sources() -> list[str]:
@@ -68,12 +68,10 @@ def _capabilities() -> list[tuple[int, int]]:
 
 def _use_toolkit() -> _build.Toolkit:
     if torch.version.cuda is None:
-        raise BuildError(f"torch {torch.__version__} is a CPU-only build: it has no CUDA kernels. Install a CUDA build of torch.")
+        raise BuildError(f"torch {torch.__version__} is a CPU-only build. Install a CUDA build of torch.")
     toolkit = _build.find_toolkit(torch.version.cuda)
     if toolkit is None:
-        raise BuildError("No CUDA toolkit (nvcc and cuda_runtime_api.h) was found. Install one, or set CUDA_HOME to it.")
-    # torch takes the folder above the nvcc on PATH, which for a wrapper script has no headers.
-    os.environ["CUDA_HOME"] = str(toolkit.root)
+        raise BuildError("No CUDA toolkit (nvcc, cuda_runtime_api.h) was found. Install one, or set CUDA_HOME to it.")
     _cpp_extension().CUDA_HOME = str(toolkit.root)
     return toolkit
 
@@ -84,6 +82,9 @@ def _cpp_extension() -> Any:
         os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
     if shutil.which("ninja") is None:
         raise BuildError("ninja is not on PATH. Install it: pip install ninja")
+    if torch.version.cuda and (toolkit := _build.find_toolkit(torch.version.cuda)):
+        # torch's own guess is the folder above the nvcc on PATH, which for a wrapper script has no headers.
+        os.environ["CUDA_HOME"] = str(toolkit.root)
     return importlib.import_module("torch.utils.cpp_extension")
 
 
@@ -95,7 +96,7 @@ def _compile(name: str, **options: Any) -> Any:
         raise BuildError(f"{name} did not compile: {error}") from error
 
 
-# ---- the extension ----------------------------------------------------------------------------------------------------
+# ---- the extension ---------------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -117,17 +118,17 @@ def extension() -> ModuleType:
 
 
 def _import_installed() -> ModuleType:
-    built = facts().get("torch")
+    built_with, running = f"torch {facts().get('torch', '(unknown)')}", f"torch {torch.__version__}"
     try:
         module = importlib.import_module("flash_ext._C")
     except ImportError as error:
-        other = f"It was built against torch {built}, this is torch {torch.__version__}. " if built != torch.__version__ else ""
-        raise ImportError(f"flash_ext._C cannot be loaded: {error}. {other}Rebuild it: {_build.REBUILD}") from error
-    if built is not None and built != torch.__version__:
-        warnings.warn(
-            f"flash_ext._C was built against torch {built}, this is torch {torch.__version__}. Rebuild it: {_build.REBUILD}",
-            stacklevel=3,
-        )
+        why = f"{error}. Rebuild it: {_build.REBUILD}"
+        raise ImportError(
+            f"flash_ext._C, built against {built_with}, cannot be loaded with {running}: {why}"
+        ) from error
+    if facts() and built_with != running:
+        message = f"flash_ext._C was built against {built_with}, this is {running}. Rebuild it: {_build.REBUILD}"
+        warnings.warn(message, stacklevel=3)
     return module
 
 
@@ -143,33 +144,12 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# ---- single rows ------------------------------------------------------------------------------------------------------
+# ---- single rows -----------------------------------------------------------------------------------------------------
 
 
 def can_run(row: int, capability: tuple[int, int]) -> bool:
     """Whether this row is built for such a device, or could be compiled for it on first use."""
-    return _is_ready(row, capability) or _why_no_jit() is None
-
-
-def _is_ready(row: int, capability: tuple[int, int]) -> bool:
-    module = extension()
-    if not module.is_built(row):
-        return False
-    arch = module.row_name(row).split()[1]
-    built_for = _build.archs_of(_build.CSRC / arch / "any.cu", facts().get("archs", []))
-    # Rows of a library that knows no architectures (put in place with override_row) are taken as they are.
-    return row in _loaded or not facts() or any(_build.runs_on(a, capability) for a in built_for)
-
-
-@functools.cache
-def _why_no_jit() -> str | None:
-    if os.environ.get("FLASH_EXT_JIT") == "0":
-        return "FLASH_EXT_JIT=0 forbids compiling it now"
-    try:
-        _use_toolkit()
-    except BuildError as error:
-        return str(error)
-    return None
+    return _is_ready(row, capability) or (_why_no_jit() is None and bool(_files_of(row)))
 
 
 def prepare(row: int, device: int) -> None:
@@ -178,12 +158,11 @@ def prepare(row: int, device: int) -> None:
     if _is_ready(row, capability):
         return
     if why := _why_no_jit():
-        name = torch.cuda.get_device_name(device)
-        built = ", ".join(facts().get("archs", [])) or "no GPU: " + facts().get("cpu_only_because", "nothing is installed")
+        gpu, number = torch.cuda.get_device_name(device), f"{capability[0]}{capability[1]}"
+        built = ", ".join(facts().get("archs", [])) or "no GPU"
         raise RuntimeError(
-            f"No kernel image of '{extension().row_name(row)}' for {name} (sm_{capability[0]}{capability[1]}): this build is "
-            f"for {built}, and {why}. Rebuild it on this machine: {_build.REBUILD}, or with FLASH_EXT_ARCHS="
-            f"{capability[0]}{capability[1]} before it."
+            f"No kernel image of '{extension().row_name(row)}' for {gpu} (sm_{number}): this build is for {built}, and "
+            f"{why} Rebuild on this machine, or with FLASH_EXT_ARCHS={number}: {_build.REBUILD}"
         )
     load(row)
 
@@ -198,29 +177,57 @@ def load(row_or_key: int | Sequence[int]) -> int:
     row = row_or_key if isinstance(row_or_key, int) else table.index(tuple(int(x) for x in row_or_key))
     if not 0 <= row < len(table):
         raise ValueError(f"row must be in 0 ... {len(table) - 1}, got {row}")
+    if facts() and facts()["contract"] != _build.contract():
+        # The new library would read parameters and table rows where the old one did not write them.
+        raise BuildError(f"csrc/ has changed since flash_ext._C was built. Rebuild it: {_build.REBUILD}")
     with _lock:
         if row not in _loaded:
-            _loaded[row] = _compile_row(row, module.row_name(row))
+            _loaded[row] = _compile_row(row)
             module.override_row(row, _loaded[row])
     return row
 
 
-def _compile_row(row: int, name: str) -> str:
-    toolkit = _use_toolkit()
-    pass_, arch = name.split()[:2]
-    kernels = _build.kernel_sources(arch, f"{pass_}_{arch}")
-    archs = _build.archs_of(kernels[0], _build.architectures(_capabilities()))
+def _is_ready(row: int, capability: tuple[int, int]) -> bool:
+    module = extension()
+    if not module.is_built(row):
+        return False
+    arch = module.row_name(row).split()[1]
+    built_for = _build.archs_of(_build.CSRC / arch / "any.cu", facts().get("archs", []))
+    # Rows that were compiled on this machine, by `load` or the tuner, are taken as they are.
+    return row in _loaded or not facts() or any(_build.runs_on(a, capability) for a in built_for)
+
+
+@functools.cache
+def _why_no_jit() -> str | None:
+    if os.environ.get("FLASH_EXT_JIT") == "0":
+        return "FLASH_EXT_JIT=0 forbids compiling it now."
+    try:
+        _use_toolkit()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def _files_of(row: int) -> list[Path]:
+    pass_, arch = extension().row_name(row).split()[:2]
+    return _build.kernel_sources(arch, f"{pass_}_{arch}")
+
+
+def _compile_row(row: int) -> str:
+    name, toolkit, kernels = extension().row_name(row), _use_toolkit(), _files_of(row)
+    wanted = _build.architectures(_capabilities())
+    archs = _build.archs_of(kernels[0], wanted) if kernels else []
     if not archs:
-        raise BuildError(f"'{name}' has no code for {', '.join(_build.architectures(_capabilities()))}")
+        raise BuildError(f"'{name}' has no source for {', '.join(wanted) or 'any GPU: FLASH_EXT_ARCHS=none'}")
     _say(f"flash_ext: compiling '{name}' for {', '.join(archs)} (once, about 15 s)")
-    row_flag = [f"-DFLASH_EXT_ROW={row}"]
     # Without -fno-gnu-unique the loader would merge this library's registry with that of the next one.
+    own = [f"-DFLASH_EXT_ROW={row}"]
     unique = ["-fno-gnu-unique"] if "clang" not in os.environ.get("CXX", "") else []
     return _compile(
         f"row{row}_{'_'.join(archs).replace('+', '_')}",
         sources=[str(_build.CSRC / "variant.cpp"), *map(str, kernels)],
-        extra_cflags=[*cflags(), *row_flag, *unique],
-        extra_cuda_cflags=[*_build.nvcc_flags(), *_build.gencode(archs), *row_flag, *(f"-Xcompiler={f}" for f in unique)],
+        extra_cflags=[*cflags(), *own, *unique],
+        extra_cuda_cflags=[*_build.nvcc_flags(), *_build.gencode(archs), *own, *(f"-Xcompiler={f}" for f in unique)],
         extra_ldflags=[f"-L{toolkit.root}/lib"],  # where a toolkit from pip keeps the runtime
         is_python_module=False,
     )

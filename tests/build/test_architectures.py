@@ -1,0 +1,78 @@
+"""Which architectures a build is for, and which of them each kernel file is compiled for."""
+
+import pytest
+
+from build_tools.shared import BuildError, build
+
+SM90 = build.CSRC / "sm90" / "fwd_sm90.cu"
+SM80 = build.CSRC / "sm80" / "fwd_sm80.cu"
+SIMT = build.CSRC / "simt" / "fwd_simt.cu"
+
+
+@pytest.mark.parametrize(
+    ("text", "archs"),
+    [
+        ("80;90a", ["80", "90a"]),
+        ("8.0 9.0", ["80", "90a"]),  # wgmma exists in 90a only
+        ("80+PTX,sm_90a", ["80+ptx", "90a"]),
+        ("none", []),
+    ],
+)
+def test_environment_decides(monkeypatch, text, archs):
+    monkeypatch.setenv("FLASH_EXT_ARCHS", text)
+    assert build.architectures([(12, 0)]) == archs
+
+
+def test_else_the_gpus_present_else_two(monkeypatch):
+    monkeypatch.delenv("FLASH_EXT_ARCHS", raising=False)
+    assert build.architectures([(9, 0), (8, 6), (9, 0)]) == ["86", "90a"]
+    assert build.architectures([]) == ["80+ptx", "90a"]
+
+
+def test_wrong_architecture_is_an_error(monkeypatch):
+    monkeypatch.setenv("FLASH_EXT_ARCHS", "hopper")
+    with pytest.raises(BuildError, match="'hopper' is no architecture"):
+        build.architectures([])
+
+
+def test_each_file_is_compiled_only_where_it_has_code():
+    archs = ["75", "80+ptx", "90a", "120"]
+    assert build.archs_of(SM90, archs) == ["90a"]
+    assert build.archs_of(SM80, archs) == ["80+ptx", "90a", "120"]
+    assert build.archs_of(SIMT, archs) == archs
+
+
+def test_gencode_flags():
+    assert build.gencode(["80+ptx", "90a"]) == [
+        "-gencode=arch=compute_80,code=sm_80",
+        "-gencode=arch=compute_80,code=compute_80",
+        "-gencode=arch=compute_90a,code=sm_90a",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arch", "capability", "runs"),
+    [
+        ("80", (8, 0), True),
+        ("80", (8, 6), True),
+        ("86", (8, 0), False),
+        ("80", (9, 0), False),
+        ("80+ptx", (9, 0), True),
+        ("90a", (9, 0), True),
+        ("90a", (10, 0), False),
+    ],
+)
+def test_runs_on(arch, capability, runs):
+    assert build.runs_on(arch, capability) is runs
+
+
+def test_file_names_are_unique():
+    # torch.utils.cpp_extension.load names objects by the file's name alone.
+    names = [path.stem for path in (*build.cpp_sources(), *build.kernel_sources())]
+    assert len(names) == len(set(names))
+
+
+def test_kernel_files_follow_the_naming_rule():
+    for path in build.kernel_sources():
+        pass_, arch = path.stem.split("_")[:2]
+        assert pass_ in ("fwd", "bwd", "dbias") and arch == path.parent.name, path
