@@ -1,6 +1,9 @@
 // Python binding: at::Tensor -> params. The only file that knows torch. Python checks the arguments and allocates outputs.
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstring>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -107,6 +110,55 @@ void descale(const MaybeTensor& t, const float*& ptr, int64_t (&strides)[2]) {
   strides[1] = stride_of(*t, 1);
 }
 
+// What decides about a call besides its scalars, as bytes, so that Python finds a call that it has checked before with one
+// dictionary lookup: sizes, strides, dtype, device and 16-byte alignment of every tensor, and in the last byte whether a
+// gradient is wanted. Empty where torch's dispatcher has to see the call: tensor subclasses, modes, transforms, autocast.
+class Signature {
+ public:
+  Signature() {
+    const auto& thread = c10::impl::tls_local_dispatch_key_set();
+    plain_ = (thread.included_ - c10::default_included_set).empty() &&
+             thread.excluded_.isSupersetOf(c10::autocast_dispatch_keyset);
+  }
+
+  void add(const Tensor& t) {
+    constexpr c10::DispatchKeySet kPlainKeys =
+        c10::DispatchKeySet({c10::DispatchKey::Dense, c10::DispatchKey::AutogradFunctionality,
+                             c10::DispatchKey::ADInplaceOrView}) |
+        c10::DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}) |
+        c10::autocast_dispatch_keyset;
+    const int64_t dim = t.dim();
+    plain_ = plain_ && (t.key_set() - kPlainKeys).empty() && dim <= kMaxDim;
+    if (!plain_) return;
+    add(dim << 32 | int64_t(t.scalar_type()) << 24 | int64_t(t.is_cuda()) << 16 | int64_t(uint8_t(t.get_device())) << 8 |
+        int64_t(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16));
+    for (const int64_t size : t.sizes()) add(size);
+    for (const int64_t stride : t.strides()) add(stride);
+    wants_grad_ = wants_grad_ || t.requires_grad();
+  }
+
+  void add(const MaybeTensor& t) {
+    if (t) add(*t);
+    else add(int64_t(-1));
+  }
+
+  pybind11::bytes bytes() {
+    if (!plain_) return {};
+    const char last = wants_grad_ && c10::GradMode::is_enabled();
+    std::memcpy(&words_[count_], &last, 1);
+    return {reinterpret_cast<const char*>(words_), count_ * sizeof(int64_t) + 1};
+  }
+
+ private:
+  static constexpr int kMaxDim = 5, kMaxTensors = 9;
+
+  void add(int64_t word) { words_[count_++] = word; }
+
+  int64_t words_[kMaxTensors * (1 + 2 * kMaxDim) + 1];
+  size_t count_ = 0;
+  bool plain_, wants_grad_ = false;
+};
+
 flash::Stream as_stream(int64_t stream) { return reinterpret_cast<flash::Stream>(stream); }
 
 FwdParams fwd_params(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
@@ -182,6 +234,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("row_name", [](int row) { return flash::to_string(flash::kInstances.at(row)); });
   m.def("is_built", [](int row) { return flash::is_built(row); });
   m.def("override_row", &flash::override_row);
+
+  m.def("signature", [](const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens_q,
+                        const MaybeTensor& cu_seqlens_k, const MaybeTensor& seqused_k, const MaybeTensor& alibi_slopes,
+                        const MaybeTensor& attn_bias, const MaybeTensor& sinks) {
+    Signature s;
+    for (const Tensor* t : {&q, &k, &v}) s.add(*t);
+    for (const MaybeTensor* t : {&cu_seqlens_q, &cu_seqlens_k, &seqused_k, &alibi_slopes, &attn_bias, &sinks}) s.add(*t);
+    return s.bytes();
+  });
 
   m.def("fwd", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                   const Options& o, int64_t stream) {

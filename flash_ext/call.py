@@ -1,0 +1,294 @@
+"""A call in canonical form, and the checks that lead there.
+
+Every message names the argument, says what it was and what is supported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .dispatch import DType
+
+DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
+FLOAT8 = torch.float8_e4m3fn
+_UNBOUNDED = 2**31 - 1  # a window bound this large cuts nothing in any tensor
+_DENSE = ("(batch, seqlen_q, num_heads, head_dim)", "(batch, seqlen_k, num_heads_kv, head_dim)")
+_PACKED = ("(total_q, num_heads, head_dim)", "(total_k, num_heads_kv, head_dim)")
+
+
+class Extras(NamedTuple):
+    """The tensors of a call besides q, k and v, in canonical form."""
+
+    cu_seqlens_q: Tensor | None = None  # (batch + 1) int32, contiguous
+    cu_seqlens_k: Tensor | None = None  # (batch + 1) int32, contiguous
+    seqused_k: Tensor | None = None  # (batch) int32, contiguous
+    alibi_slopes: Tensor | None = None  # (num_heads) or (batch, num_heads) fp32, last dimension contiguous
+    attn_bias: Tensor | None = None  # (batch | 1, num_heads | 1, seqlen_q | 1, seqlen_k | 1), fp32 or q's dtype
+    sinks: Tensor | None = None  # (num_heads) fp32, contiguous
+    rng_state: Tensor | None = None  # (2) int64: seed and offset of the dropout
+
+
+class Scalars(NamedTuple):
+    """The numbers of a call. Window bounds are as the user gave them, cut to 32 bits."""
+
+    causal: bool
+    softmax_scale: float
+    window_left: int
+    window_right: int
+    softcap: float
+    dropout_p: float
+    deterministic: bool
+    max_seqlen_q: int  # 0 in dense calls
+    max_seqlen_k: int
+    path: str  # "": choose
+
+
+def check_call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Sequence[Tensor | None],
+    causal: bool,
+    softmax_scale: float | None,
+    window_size: tuple[int, int],
+    softcap: float,
+    dropout_p: float,
+    deterministic: bool,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    path: str,
+) -> tuple[Extras, Scalars]:
+    """The call as ``ops`` takes it, its extras not yet canonical; raises where an argument cannot be served."""
+    extras = Extras(*extras)
+    packed = extras.cu_seqlens_q is not None
+    _check_tensors(q, k, v, packed, path)
+    batch = q.shape[0]
+    if packed:
+        batch = _check_segments(q, extras)
+        max_seqlen_q = _length("max_seqlen_q", max_seqlen_q)
+        max_seqlen_k = _length("max_seqlen_k", max_seqlen_k)
+    seqlen_q, seqlen_k = (max_seqlen_q, max_seqlen_k) if packed else (q.shape[1], k.shape[1])
+    _check_features(q, extras, batch, seqlen_q, seqlen_k)
+
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else _number("softmax_scale", softmax_scale)
+    softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
+    if softcap < 0:
+        raise ValueError(f"softcap must be positive, or 0 for none; got {softcap}")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+    left, right = _window(window_size)
+    scalars = Scalars(
+        bool(causal), scale, left, right, softcap, dropout_p, bool(deterministic), max_seqlen_q, max_seqlen_k, path
+    )
+    return extras, scalars
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool, path: str) -> None:
+    shape_q, shape_k = _PACKED if packed else _DENSE
+    for name, t, wanted in (("q", q, shape_q), ("k", k, shape_k), ("v", v, shape_k + "_v")):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        if t.dim() != (3 if packed else 4):
+            raise ValueError(f"{name} must have shape {wanted.replace(')_v', '_v)')}, got {tuple(t.shape)}")
+    if q.dtype not in DTYPES and not (path == "reference" and q.dtype == torch.float64):
+        more = "; use_path('reference') takes float64" if q.dtype == torch.float64 else ""
+        raise TypeError(f"q must be float32, float16, bfloat16 or float8_e4m3fn, got {q.dtype}{more}")
+    for name, t in (("k", k), ("v", v)):
+        if t.dtype != q.dtype:
+            raise TypeError(f"{name} must have q's dtype {q.dtype}, got {t.dtype}")
+        if t.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {t.device}")
+    head_dim, num_heads, num_heads_kv = q.shape[-1], q.shape[-2], k.shape[-2]
+    if k.shape[-1] != head_dim:
+        raise ValueError(f"k must have q's head_dim {head_dim}, got {k.shape[-1]}")
+    if v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(f"v must have k's shape {tuple(k.shape)} but for head_dim_v, got {tuple(v.shape)}")
+    if not packed and k.shape[0] != q.shape[0]:
+        raise ValueError(f"k must have q's batch {q.shape[0]}, got {k.shape[0]}")
+    if head_dim == 0 or v.shape[-1] == 0:
+        raise ValueError(f"head_dim of q and v must be at least 1, got {head_dim} and {v.shape[-1]}")
+    if num_heads == 0 or num_heads_kv == 0 or num_heads % num_heads_kv:
+        raise ValueError(
+            f"q's num_heads must be a positive multiple of k's num_heads_kv, got {num_heads} and {num_heads_kv}"
+        )
+    for name, t in (("q", q), ("k", k)):
+        if any(size > _UNBOUNDED for size in t.shape):
+            raise ValueError(f"{name} must have sizes below 2**31, got {tuple(t.shape)}")
+
+
+def _check_segments(q: Tensor, extras: Extras) -> int:
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"):
+        t = getattr(extras, name)
+        if t is None and name == "seqused_k":
+            continue
+        if not isinstance(t, Tensor) or t.dtype != torch.int32:
+            raise TypeError(
+                f"{name} must be an int32 tensor, got {t.dtype if isinstance(t, Tensor) else type(t).__name__}"
+            )
+        if t.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {t.device}")
+    batch = extras.cu_seqlens_q.numel() - 1
+    if extras.cu_seqlens_q.dim() != 1 or batch < 0:
+        raise ValueError(f"cu_seqlens_q must have shape (batch + 1,), got {tuple(extras.cu_seqlens_q.shape)}")
+    if extras.cu_seqlens_k.shape != extras.cu_seqlens_q.shape:
+        raise ValueError(
+            f"cu_seqlens_k must have cu_seqlens_q's shape ({batch + 1},), got {tuple(extras.cu_seqlens_k.shape)}"
+        )
+    if extras.seqused_k is not None and tuple(extras.seqused_k.shape) != (batch,):
+        raise ValueError(f"seqused_k must have shape ({batch},), got {tuple(extras.seqused_k.shape)}")
+    return batch
+
+
+def _check_features(q: Tensor, extras: Extras, batch: int, seqlen_q: int, seqlen_k: int) -> None:
+    num_heads = q.shape[-2]
+    for name in ("alibi_slopes", "attn_bias", "sinks"):
+        t = getattr(extras, name)
+        if t is None:
+            continue
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        if t.device != q.device:
+            raise ValueError(f"{name} must be on q's device {q.device}, got {t.device}")
+        allowed = (*DTYPES, torch.float64) if name == "alibi_slopes" or q.dtype == torch.float64 else tuple(DTYPES)
+        if t.dtype not in allowed:
+            hint = "; write a mask as torch.where(mask, 0.0, -inf)" if t.dtype == torch.bool else ""
+            raise TypeError(f"{name} must be float32, float16 or bfloat16, got {t.dtype}{hint}")
+
+    slopes, bias, sinks = extras.alibi_slopes, extras.attn_bias, extras.sinks
+    if slopes is not None:
+        if tuple(slopes.shape) not in ((num_heads,), (batch, num_heads)):
+            raise ValueError(
+                f"alibi_slopes must have shape ({num_heads},) or ({batch}, {num_heads}), got {tuple(slopes.shape)}"
+            )
+        if slopes.requires_grad:
+            raise ValueError(
+                "alibi_slopes must not require a gradient: it is not differentiable; pass alibi_slopes.detach()"
+            )
+    if bias is not None:
+        full = (batch, num_heads, seqlen_q, seqlen_k)
+        sizes = (1,) * (4 - bias.dim()) + tuple(bias.shape)
+        if len(sizes) != 4 or any(size not in (1, whole) for size, whole in zip(sizes, full, strict=True)):
+            raise ValueError(f"attn_bias must be broadcastable to {full}, got {tuple(bias.shape)}")
+    if sinks is not None and tuple(sinks.shape) != (num_heads,):
+        raise ValueError(f"sinks must have shape ({num_heads},), got {tuple(sinks.shape)}")
+
+
+def _number(name: str, value: float) -> float:
+    if isinstance(value, (Tensor, str)) or value is None:
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    value = float(value)
+    if not abs(value) < math.inf:  # NaN too
+        raise ValueError(f"{name} must be finite, got {value}")
+    return value
+
+
+def _length(name: str, value: int) -> int:
+    if isinstance(value, Tensor) or not (isinstance(value, torch.SymInt) or hasattr(value, "__index__")):
+        raise TypeError(
+            f"{name} must be an int, got {type(value).__name__} (of a tensor take .item() once, outside the loop)"
+        )
+    if value < 0 or value > _UNBOUNDED:
+        raise ValueError(f"{name} must be in 0 ... 2**31 - 1, got {value}")
+    return value
+
+
+def _window(window_size: tuple[int, int]) -> tuple[int, int]:
+    try:
+        left, right = window_size
+        ok = not any(isinstance(bound, (float, Tensor)) for bound in (left, right)) and left >= -1 and right >= -1
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size must be a pair of ints (left, right), got {window_size!r}") from None
+    if not ok:
+        raise ValueError(f"window_size must be ints of at least 0, or -1 for unbounded; got {window_size!r}")
+    return min(left, _UNBOUNDED), min(right, _UNBOUNDED)
+
+
+def check_lengths(extras: Extras, total_q: int, total_k: int, max_seqlen_q: int, max_seqlen_k: int) -> None:
+    """The contents of cu_seqlens and seqused_k. On a CUDA device this waits for the device."""
+    for side, cu, total, longest in (
+        ("q", extras.cu_seqlens_q, total_q, max_seqlen_q),
+        ("k", extras.cu_seqlens_k, total_k, max_seqlen_k),
+    ):
+        starts = cu.tolist()
+        lengths = [end - begin for begin, end in pairwise(starts)]
+        if starts[0] != 0:
+            raise ValueError(f"cu_seqlens_{side} must start at 0, got {starts[0]}")
+        if min(lengths, default=0) < 0:
+            raise ValueError(f"cu_seqlens_{side} must not decrease, got {starts}")
+        if starts[-1] > total:
+            raise ValueError(f"cu_seqlens_{side} must end within the {total} rows of {side}, got {starts[-1]}")
+        if max(lengths, default=0) > longest:
+            raise ValueError(f"max_seqlen_{side} must be at least the longest segment {max(lengths)}, got {longest}")
+    if extras.seqused_k is not None:
+        used = extras.seqused_k.tolist()
+        if any(not 0 <= n <= length for n, length in zip(used, lengths, strict=True)):
+            raise ValueError(f"seqused_k must lie between 0 and the segments' lengths {lengths}, got {used}")
+
+
+def canonical(q: Tensor, extras: Extras, dropout_p: float) -> Extras:
+    """Checked extras as kernels take them, and random numbers for the dropout."""
+    cu_q, cu_k, seqused_k, slopes, bias, sinks = extras[:6]
+    rng_state = None
+    if cu_q is not None:
+        cu_q, cu_k = cu_q.contiguous(), cu_k.contiguous()
+        seqused_k = None if seqused_k is None else seqused_k.contiguous()
+    if slopes is not None:
+        slopes = slopes.float().contiguous()
+    if bias is not None:
+        bias = bias if bias.dtype in (torch.float32, q.dtype) else bias.float()
+        bias = bias if bias.dim() == 4 else bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
+    if sinks is not None:
+        sinks = sinks.float().contiguous()
+    if dropout_p:
+        rng_state = torch.randint(0, 2**62, (2,), dtype=torch.int64, device=q.device)
+    return Extras(cu_q, cu_k, seqused_k, slopes, bias, sinks, rng_state)
+
+
+def is_float8(*tensors: Tensor) -> bool:
+    return all(isinstance(t, Tensor) and t.dtype == FLOAT8 for t in tensors)
+
+
+def dequantise(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    descales: Sequence[Tensor | None] | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+) -> list[Tensor]:
+    """float8 inputs as bfloat16: exact without descales, else rounded once, far below the quantisation's own error."""
+    if any(t.requires_grad for t in (q, k, v)) and torch.is_grad_enabled():
+        raise ValueError("q, k and v in float8 must not require a gradient: there is no float8 backward")
+    if any(t.dim() not in (3, 4) for t in (q, k, v)):
+        return [t.to(torch.bfloat16) for t in (q, k, v)]  # the checks that follow name the culprit
+    descales = (None, None, None) if descales is None else descales
+    names, starts = ("q_descale", "k_descale", "v_descale"), (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
+    num_heads_kv = k.shape[-2]
+    return [_dequantise(*row, num_heads_kv) for row in zip(names, (q, k, v), descales, starts, strict=True)]
+
+
+def _dequantise(name: str, t: Tensor, descale: Tensor | None, cu_seqlens: Tensor | None, num_heads_kv: int) -> Tensor:
+    if descale is None:
+        return t.to(torch.bfloat16)
+    batch = t.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
+    if not isinstance(descale, Tensor) or descale.dtype != torch.float32 or descale.device != t.device:
+        got = f"{descale.dtype} on {descale.device}" if isinstance(descale, Tensor) else type(descale).__name__
+        raise TypeError(f"{name} must be a float32 tensor on q's device {t.device}, got {got}")
+    try:
+        descale = descale.expand(batch, num_heads_kv)
+    except RuntimeError:
+        raise ValueError(
+            f"{name} must be broadcastable to ({batch}, {num_heads_kv}), got {tuple(descale.shape)}"
+        ) from None
+    descale = descale.repeat_interleave(t.shape[-2] // num_heads_kv, dim=1)  # (batch, heads of t)
+    if cu_seqlens is None:
+        return (t.float() * descale[:, None, :, None]).to(torch.bfloat16)
+    rows = torch.arange(t.shape[0], device=t.device, dtype=torch.int32)
+    segment = torch.bucketize(rows, cu_seqlens[1:].contiguous(), right=True).clamp(max=max(batch - 1, 0))
+    return (t.float() * descale[segment][:, :, None]).to(torch.bfloat16)

@@ -1,0 +1,386 @@
+"""The public functions. Every call, dense or packed, ends in ``_attend``.
+
+A bad argument raises one exception that names it, says what it was and what is supported, before anything is launched
+(``call``).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .call import canonical, check_call, dequantise, is_float8
+from .dispatch import Choice
+from .ops import _C, NO_EXTRAS, Attention, Plan, autocast_dtype, cast_for_autocast, current_path, remember
+
+_plans: dict[tuple, Plan] = {}  # calls that were checked before
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention: ``softmax(q @ k.T * softmax_scale) @ v`` without the matrix in between. Differentiable once.
+
+    Args:
+        q: (batch, seqlen_q, num_heads, head_dim); float32, float16, bfloat16, or float8_e4m3fn.
+        k: (batch, seqlen_k, num_heads_kv, head_dim); num_heads is a multiple of num_heads_kv.
+        v: (batch, seqlen_k, num_heads_kv, head_dim_v). Any strides; those with a contiguous last dimension cost no
+            copy.
+        causal: query i sees keys up to i + seqlen_k - seqlen_q (aligned to the bottom right).
+        softmax_scale: factor of the scores; None: head_dim ** -0.5.
+        window_size: (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q +
+            right, both included; -1: unbounded.
+        softcap: if positive, a scaled score s becomes softcap * tanh(s / softcap).
+        alibi_slopes: (num_heads,) or (batch, num_heads): adds -slope * |i + seqlen_k - seqlen_q - j|. Not
+            differentiable.
+        attn_bias: broadcastable to (batch, num_heads, seqlen_q, seqlen_k), added after scaling; -inf masks.
+            Differentiable; its gradient is cheapest where broadcast dimensions have size 1 rather than being expanded.
+        sinks: (num_heads,): exp(sink) joins the softmax's denominator. Differentiable.
+        dropout_p: probability in [0, 1) with which an entry of the softmax is dropped; random numbers from torch's
+            generator.
+        deterministic: gradients are bitwise equal from run to run (so does ``torch.use_deterministic_algorithms``).
+        return_lse: also return lse.
+        q_descale, k_descale, v_descale: float8 only, factors of the stored numbers, float32, broadcastable to
+            (batch, num_heads_kv). float8 inputs give a bfloat16 result and take no gradients.
+
+    Returns:
+        out (batch, seqlen_q, num_heads, head_dim_v) in q's dtype, or (out, lse) with lse (batch, num_heads, seqlen_q)
+        float32, the natural logarithm of the softmax's denominator; both are differentiable. A row that sees no key
+        has out 0 and lse -inf (with sinks: the sink).
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: an argument that cannot be served, before anything runs.
+
+    Source: Dao et al., "FlashAttention", 2022, section 3.1; Dao, "FlashAttention-2", 2023, section 3.1; Shah et al.,
+    "FlashAttention-3", 2024, section 3. ALiBi: Press et al., 2022, section 3; softcap: Gemma 2 report, 2024, section 2;
+    sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.
+    """
+    extras = (None, None, None, alibi_slopes, attn_bias, sinks)
+    descales = None if q_descale is k_descale is v_descale is None else (q_descale, k_descale, v_descale)
+    out, lse = _attend(
+        q, k, v, extras, descales, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0
+    )
+    return (out, lse) if return_lse else out
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    attn_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor, None]:
+    """``forward`` under the name, positions and keywords of the flash_attn package.
+
+    With ``return_attn_probs`` the result is (out, lse, None): the probabilities themselves are never formed.
+    """
+    extras = (None, None, None, alibi_slopes, attn_bias, sinks)
+    out, lse = _attend(
+        q, k, v, extras, None, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0
+    )
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    seqused_k: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    return_lse: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]:
+    """Attention within each of many sequences that lie packed one behind the other. Options as in ``forward``.
+
+    Args:
+        q: (total_q, num_heads, head_dim); k: (total_k, num_heads_kv, head_dim); v: (total_k, num_heads_kv, head_dim_v).
+        cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device, from 0, not decreasing: where each sequence
+            begins. Rows past the last entry belong to none; they are not read.
+        max_seqlen_q, max_seqlen_k: rows of the longest sequence.
+        seqused_k: (batch,) int32: how many keys of each sequence exist; None: all.
+        attn_bias: broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k), counted from each sequence's start.
+        block_table: not supported yet.
+
+    Returns:
+        out (total_q, num_heads, head_dim_v); (out, lse) with ``return_lse``, (out, lse, None) with
+        ``return_attn_probs``; lse (num_heads, total_q).
+
+    The lengths are checked where that costs nothing: in host memory. On a CUDA device looking at them would make the
+    host wait for the device; kernels clamp them to the memory that exists instead, and ``FLASH_EXT_CHECK_LENGTHS=1``
+    in the environment has them checked all the same.
+    """
+    if block_table is not None:
+        raise NotImplementedError("block_table (paged keys and values) is not supported yet; pass contiguous k and v")
+    extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        raise TypeError("cu_seqlens_q and cu_seqlens_k must be int32 tensors, got None; use forward for dense batches")
+    descales = None if q_descale is k_descale is v_descale is None else (q_descale, k_descale, v_descale)
+    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
+    out, lse = _attend(q, k, v, extras, descales, *scalars)
+    if return_attn_probs:
+        return out, lse, None
+    return (out, lse) if return_lse else out
+
+
+def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, **options):
+    """``flash_attn_func`` of qkv (batch, seqlen, 3, num_heads, head_dim); the three are read in place."""
+    return flash_attn_func(*_unbind(qkv, "qkv", 3, 5), dropout_p, **options)
+
+
+def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, **options):
+    """``flash_attn_func`` of q and kv (batch, seqlen_k, 2, num_heads_kv, head_dim)."""
+    return flash_attn_func(q, *_unbind(kv, "kv", 2, 5), dropout_p, **options)
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, **options
+):
+    """``flash_attn_varlen_func`` of qkv (total, 3, num_heads, head_dim)."""
+    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
+    return flash_attn_varlen_func(*_unbind(qkv, "qkv", 3, 4), *lengths, dropout_p, **options)
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    **options,
+):
+    """``flash_attn_varlen_func`` of q and kv (total_k, 2, num_heads_kv, head_dim)."""
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return flash_attn_varlen_func(q, *_unbind(kv, "kv", 2, 4), *lengths, dropout_p, **options)
+
+
+def _unbind(packed: Tensor, name: str, parts: int, dims: int) -> tuple[Tensor, ...]:
+    """The parts of (..., parts, num_heads, head_dim), as views."""
+    if not isinstance(packed, Tensor) or packed.dim() != dims or packed.shape[-3] != parts:
+        got = tuple(packed.shape) if isinstance(packed, Tensor) else type(packed).__name__
+        rows = "batch, seqlen" if dims == 5 else "total"
+        raise ValueError(f"{name} must have shape ({rows}, {parts}, num_heads, head_dim), got {got}")
+    return packed.unbind(-3)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+):
+    """Attention to a key-value cache that it may also extend. Not supported yet: raises ``NotImplementedError``."""
+    raise NotImplementedError(
+        "flash_attn_with_kvcache is not supported yet; forward and flash_attn_varlen_func (with seqused_k) read caches "
+        "that are already filled"
+    )
+
+
+def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Join the results of the same queries over disjoint sets of keys. Differentiable.
+
+    Args:
+        out_a, out_b: (batch, seqlen_q, num_heads, head_dim_v), or packed (total_q, num_heads, head_dim_v).
+        lse_a, lse_b: (batch, num_heads, seqlen_q), or packed (num_heads, total_q), float32.
+
+    Returns:
+        (out, lse), as if attention had seen both sets at once; out in out_a's dtype. Rows without keys on one side
+        take the other; without keys on both sides: out 0, lse -inf.
+
+    Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1.
+    """
+    packed = out_a.dim() == 3
+    if out_a.dim() not in (3, 4) or out_a.shape != out_b.shape:
+        raise ValueError(
+            "out_a and out_b must have one shape, (batch, seqlen_q, num_heads, head_dim_v) or (total_q, num_heads, "
+            f"head_dim_v); got {tuple(out_a.shape)} and {tuple(out_b.shape)}"
+        )
+    *rows, num_heads, _ = out_a.shape
+    lse_shape = (num_heads, *rows) if packed else (rows[0], num_heads, rows[1])
+    for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
+        if tuple(lse.shape) != lse_shape:
+            raise ValueError(f"{name} must have shape {lse_shape} to go with out_a, got {tuple(lse.shape)}")
+    top = torch.maximum(lse_a, lse_b).detach()
+    top = top.masked_fill(top == -math.inf, 0.0)
+    weight_a, weight_b = torch.exp(lse_a - top), torch.exp(lse_b - top)
+    total = weight_a + weight_b
+    nothing = total == 0
+    total = total.masked_fill(nothing, 1.0)
+    lse = (top + torch.log(total)).masked_fill(nothing, -math.inf)
+    share_a, share_b = ((w / total).transpose(-1, -2)[..., None] for w in (weight_a, weight_b))
+    return (share_a * out_a + share_b * out_b).to(out_a.dtype), lse
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would serve a call; ``print`` it. ``forward`` and ``backward`` hold path, kernel row and reasons."""
+
+    forward: Choice
+    backward: Choice | str  # str: why there is none
+    notes: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        return self.forward.path
+
+    @property
+    def kernel(self) -> str:
+        return self.forward.kernel
+
+    @property
+    def reason(self) -> str:
+        return self.forward.reason
+
+    def __str__(self) -> str:
+        lines = []
+        for name, choice in (("forward", self.forward), ("backward", self.backward)):
+            if isinstance(choice, str):
+                lines.append(f"{name}: none ({choice})")
+                continue
+            lines.append(f"{name}: path {choice.path}, kernel '{choice.kernel}' ({choice.reason})")
+            lines += [f"  not {path}: {why}" for path, why in choice.passed_over]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    seqused_k: Tensor | None = None,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+) -> Explanation:
+    """Which path and kernel ``forward`` (or, given ``cu_seqlens``, ``flash_attn_varlen_func``) would run, and why not a
+    faster one. Checks its arguments like the call itself; launches nothing."""
+    notes = []
+    extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
+    q, k, v = cast_for_autocast(autocast_dtype(q.device.type), q, k, v)
+    if is_float8(q, k, v):
+        notes.append("there is no float8 kernel yet: q, k and v are converted to bfloat16, and bfloat16 kernels run")
+        q, k, v = dequantise(q, k, v, (q_descale, k_descale, v_descale), cu_seqlens_q, cu_seqlens_k)
+    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
+    extras, scalars = check_call(q, k, v, extras, *scalars, current_path())
+    plan = Plan(q, k, v, extras, scalars)
+    notes += [f"{name} is copied: {why}" for name, why in plan.why_copied(q, k, v)]
+    try:
+        backward = plan.bwd
+    except NotImplementedError as error:
+        backward = str(error)
+    return Explanation(plan.fwd, backward, tuple(notes))
+
+
+# ---- one way for every call ------------------------------------------------------------------------------------------
+
+
+def _attend(
+    q, k, v, extras, descales, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k
+) -> tuple[Tensor, Tensor]:
+    """(out, lse). `extras`: the tensors of ``ops.Extras`` without rng_state, as the user gave them."""
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    path = current_path()
+    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k, path)
+    if torch.compiler.is_compiling() or descales is not None:
+        return _attend_slowly(q, k, v, extras, descales, scalars)
+
+    try:
+        signature = _C.signature(q, k, v, *extras)
+        plan = _plans.get((signature, scalars))
+    except TypeError:  # something is no tensor, or no number: the checks say what
+        signature, plan = b"", None
+    if plan is None:
+        if not signature or is_float8(q, k, v):
+            return _attend_slowly(q, k, v, extras, descales, scalars)
+        plan = Plan(q, k, v, *check_call(q, k, v, extras, *scalars))
+        remember(_plans, (signature, scalars), plan)
+    extras = canonical(q, extras, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
+    if signature[-1]:
+        return Attention.apply(plan, q, k, v, *extras)
+    return plan.forward(q, k, v, extras)
+
+
+def _attend_slowly(q, k, v, extras, descales, scalars) -> tuple[Tensor, Tensor]:
+    """Through the dispatcher: compiled, traced, autocast and float8 calls, subclasses of tensors, modes, transforms."""
+    if isinstance(q, Tensor):
+        q, k, v = cast_for_autocast(autocast_dtype(q.device.type), q, k, v)
+    if is_float8(q, k, v):
+        q, k, v = dequantise(q, k, v, descales, *extras[:2])
+    elif descales is not None:
+        raise ValueError(f"q_descale, k_descale and v_descale belong to float8_e4m3fn inputs; q is {q.dtype}")
+    extras, scalars = check_call(q, k, v, extras, *scalars)
+    return torch.ops.flash_ext.fwd(q, k, v, *canonical(q, extras, scalars.dropout_p), *scalars)
