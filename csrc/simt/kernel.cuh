@@ -1,0 +1,79 @@
+// What the kernels of this folder share: their types, which tile a CTA works on, how tiles leave registers, and the launch.
+#pragma once
+
+#include "../attn/launch.cuh"
+#include "../attn/mask.h"
+#include "rows.cuh"
+#include "tile.h"
+
+namespace flash::simt {
+
+template <Pass kPass, class MathOf, int kHeadDimOf, bool kCompact>
+struct Traits {
+  using Math = MathOf;
+  static constexpr int kHeadDim = kHeadDimOf;
+  static constexpr Tile kTile = tile_of(kPass, Math::kProduct, kHeadDim, kCompact);
+  static constexpr int kWarpRows = kTile.warp_rows, kBlockM = kTile.block_m(), kBlockN = kTile.block_n;
+  static constexpr int kThreads = kTile.threads(), kMinCtas = kTile.min_ctas;
+  static constexpr int kStride = tile_stride(kHeadDim);
+  static constexpr int kSharedBytes = kPass == Pass::kFwd ? fwd_shared_bytes(Math::kProduct, kHeadDim, kCompact)
+                                                          : bwd_shared_bytes(Math::kProduct, kHeadDim, kCompact);
+  // Numbers per lane: rows, columns of a score tile, columns of an output tile.
+  static constexpr int kR = kWarpRows / Math::kLaneRows, kS = kBlockN / Math::kLaneCols, kO = kHeadDim / Math::kLaneCols;
+
+  __device__ static int warp() { return threadIdx.x / 32; }
+  __device__ static float* warp_scratch(float* scratch) {
+    return Math::kProduct == Product::kFma ? scratch + warp() * kWarpRows * scratch_stride(kBlockN) : nullptr;
+  }
+};
+
+// blockIdx.x counts blocks of one head, then heads, then sequences: CTAs that run together share a head's K and V in L2, and
+// no grid dimension but x (2^31 - 1) is needed.
+struct WorkTile {
+  int block, head, batch_index;
+
+  __device__ static WorkTile of(int blocks, int heads) {
+    const int rest = int(blockIdx.x) / blocks;
+    return {int(blockIdx.x) % blocks, rest % heads, rest / heads};
+  }
+};
+
+// One warp's rows of an accumulator, times `scale`, to rows row0 ... of global memory.
+template <class T>
+__device__ __forceinline__ void store_rows(const Rows& dst, const float (&acc)[T::kR][T::kO], int row0,
+                                           const float (&scale)[T::kR]) {
+#pragma unroll
+  for (int r = 0; r < T::kR; r++) {
+    const int row = row0 + T::Math::row(r);
+    if (row >= dst.rows) continue;
+#pragma unroll
+    for (int c = 0; c < T::kO; c += 4) {
+      const int col = T::Math::out_col(c);
+      const float x[4] = {acc[r][c] * scale[r], acc[r][c + 1] * scale[r], acc[r][c + 2] * scale[r],
+                          acc[r][c + 3] * scale[r]};
+      if (col < dst.cols) store_4(dst, row, col, x);
+    }
+  }
+}
+
+// Shared memory that one CTA may have on this device.
+inline int shared_memory_limit(int device) {
+  int bytes = 0;
+  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                   "cudaDevAttrMaxSharedMemoryPerBlockOptin");
+  return bytes;
+}
+
+// Runs `kernel` with one CTA per block of each head of each sequence.
+template <class T, class Params>
+void launch(void (*kernel)(Params), const char* name, const Params& params, int64_t blocks, int64_t heads, Stream stream) {
+  const int64_t grid = blocks * heads * params.batch;
+  if (grid == 0) return;
+  FLASH_CHECK_ARG(grid < (int64_t(1) << 31), name, ": ", blocks, " blocks x ", heads, " heads x batch ", params.batch,
+                  " exceed a grid of 2^31 - 1");
+  allow_shared_memory(kernel, T::kSharedBytes);
+  kernel<<<unsigned(grid), T::kThreads, T::kSharedBytes, cuda_stream(stream)>>>(params);
+  check_launch(name);
+}
+
+}  // namespace flash::simt
