@@ -1,0 +1,210 @@
+"""How exactness is judged, on which problems, and a self check: ``python -m flash_ext.testing``.
+
+The rule: plain attention in float64 is the truth. In 16 bit, the output and every gradient may be off by at most twice
+the largest error of plain attention computed by torch in the same dtype, plus 1e-5, and in the mean by 1.35 times its
+mean. In float32 the error of each, in norm, is at most 1e-5 of the result. The LSE is within 1e-4 of the truth,
+relative above 1.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from . import ops, reference
+from .interface import flash_attn_varlen_func, forward
+
+_FEW = 4096  # the mean over fewer numbers than this is itself noisy
+
+
+@dataclass
+class Problem:
+    """Inputs of one attention call. ``options`` are keywords of ``forward``, of ``flash_attn_varlen_func`` if
+    packed."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    options: dict = field(default_factory=dict)
+    with_lse_gradient: bool = True
+    seed: int = 0
+
+    @property
+    def packed(self) -> bool:
+        return "cu_seqlens_q" in self.options
+
+    @property
+    def differentiable(self) -> dict[str, Tensor]:
+        extras = {name: self.options.get(name) for name in ("attn_bias", "sinks")}
+        return {"q": self.q, "k": self.k, "v": self.v, **{n: t for n, t in extras.items() if t is not None}}
+
+    def gradients_in(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """The same random incoming gradients whatever the path and dtype; rows that no segment owns get none."""
+        generator = torch.Generator("cpu").manual_seed(self.seed)
+        dout = torch.randn(out.shape, generator=generator).to(out.device, self.q.dtype)
+        dlse = torch.randn(lse.shape, generator=generator).to(lse.device) * self.with_lse_gradient
+        return dout.to(out.dtype), dlse.to(lse.dtype)
+
+    def run(self, path: str | None = None, backward: bool = True) -> dict[str, Tensor]:
+        """out, lse, and dq, dk, dv, dattn_bias, dsinks with ``backward``, computed by flash_ext."""
+        function = flash_attn_varlen_func if self.packed else forward
+
+        def attention(q, k, v, **options):
+            return function(q, k, v, **options, return_lse=True)
+
+        with ops.use_path(path) if path else nullcontext():
+            return self._evaluate(attention, None, backward)
+
+    def reference(self, dtype: torch.dtype | None = torch.float64, backward: bool = True) -> dict[str, Tensor]:
+        """The same by plain attention; ``dtype`` None: in the dtype of the inputs."""
+        return self._evaluate(reference.attention, dtype, backward)
+
+    def _evaluate(self, attention, dtype: torch.dtype | None, backward: bool) -> dict[str, Tensor]:
+        def leaf(t: Tensor) -> Tensor:
+            t = t.detach() if dtype is None or not t.is_floating_point() else t.detach().to(dtype)
+            return t.requires_grad_(backward)
+
+        leaves = {name: leaf(t) for name, t in self.differentiable.items()}
+        options = {name: leaves.get(name, value) for name, value in self.options.items()}
+        if attention is reference.attention:
+            options = {n: x for n, x in options.items() if n not in ("max_seqlen_q", "max_seqlen_k", "deterministic")}
+        out, lse = attention(leaves["q"], leaves["k"], leaves["v"], **options)
+        results = {"out": out.detach(), "lse": lse.detach()}
+        if backward:
+            torch.autograd.backward((out, lse), self.gradients_in(out, lse))
+            results |= {f"d{name}": t.grad for name, t in leaves.items()}
+        return results
+
+
+def failures(
+    got: dict[str, Tensor], exact: dict[str, Tensor], plain: dict[str, Tensor], dtype: torch.dtype
+) -> list[str]:
+    """What breaks the rule, one line each. ``plain``: plain attention in ``dtype``."""
+    lines = []
+    for name, truth in exact.items():
+        if got[name].shape != truth.shape:
+            lines.append(f"{name}: shape {tuple(got[name].shape)}, should be {tuple(truth.shape)}")
+        elif truth.numel():
+            lines += _failures_of(name, got[name].double(), truth.double(), plain[name].double(), dtype)
+    return lines
+
+
+def _failures_of(name: str, x: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtype) -> list[str]:
+    if name == "lse":
+        same = x == truth  # -inf among them
+        error = torch.where(same, 0.0, (x - truth).abs() / truth.abs().clamp(min=1))
+        worst = error.nan_to_num(nan=math.inf).max().item()
+        return [] if worst <= 1e-4 else [f"lse: error {worst:.3g} above 1e-4"]
+    if not torch.isfinite(x).all():
+        return [f"{name}: {int((~torch.isfinite(x)).sum())} of {x.numel()} are not finite"]
+    error, allowed = (x - truth).abs(), (plain - truth).abs()
+    if dtype == torch.float32:
+        worst, bound = error.norm().item(), 1e-5 * truth.norm().item() + 1e-6 * math.sqrt(x.numel()) * 1e-1
+        return [] if worst <= bound else [f"{name}: error {worst:.3g} in norm above {bound:.3g}"]
+    lines = []
+    worst, bound = error.max().item(), 2 * allowed.max().item() + 1e-5
+    if worst > bound:
+        lines.append(f"{name}: error {worst:.3g} above {bound:.3g}, twice that of plain attention")
+    mean, bound = error.mean().item(), (1.35 if x.numel() >= _FEW else 2) * allowed.mean().item() + 1e-6
+    if mean > bound:
+        lines.append(f"{name}: mean error {mean:.3g} above {bound:.3g}, 1.35 times that of plain attention")
+    return lines
+
+
+def check(problem: Problem, path: str | None = None, backward: bool = True) -> None:
+    """Raises ``AssertionError`` where flash_ext breaks the rule on this problem."""
+    got, exact = problem.run(path, backward), problem.reference(torch.float64, backward)
+    plain = exact if problem.q.dtype == torch.float32 else problem.reference(None, backward)
+    lines = failures(got, exact, plain, problem.q.dtype)
+    assert not lines, "\n".join(lines)
+
+
+@contextmanager
+def poison(value: float = math.nan) -> Iterator[None]:
+    """Fill what flash_ext allocates in this context with ``value`` (bytes with 0xFF), so that unwritten memory
+    shows."""
+
+    def poisoned(*size, **options):
+        t = torch.empty(*size, **options)
+        return t.fill_(255 if t.dtype == torch.uint8 else value)
+
+    ops.empty, before = poisoned, ops.empty
+    try:
+        yield
+    finally:
+        ops.empty = before
+
+
+def available_paths() -> list[str]:
+    """Paths that run on this machine with this build."""
+    paths = ["reference", "cpu"]
+    if torch.cuda.is_available():
+        q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16, device="cuda")
+        for path in ("simt", "sm80", "sm90"):
+            try:
+                with ops.use_path(path):
+                    forward(q, q, q)
+                paths.append(path)
+            except (NotImplementedError, RuntimeError):
+                continue
+    return paths
+
+
+def device_of(path: str) -> str:
+    return "cuda" if path in ("simt", "sm80", "sm90") else "cpu"
+
+
+def self_check_problems(device: str) -> Iterator[tuple[str, Problem]]:
+    """A few problems that touch every feature; small enough for a CPU."""
+
+    def rand(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(shape, device=device, dtype=torch.float32).to(dtype)
+
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        q, k, v = rand(2, 130, 4, 64, dtype=dtype), rand(2, 150, 2, 64, dtype=dtype), rand(2, 150, 2, 64, dtype=dtype)
+        plain = Problem(q, k, v)
+        name = str(dtype).removeprefix("torch.")
+        yield f"{name}", plain
+        for feature, options in {
+            "causal": {"causal": True},
+            "window": {"window_size": (40, 11)},
+            "softcap": {"softcap": 5.0},
+            "ALiBi": {"alibi_slopes": torch.rand(4, device=device), "causal": True},
+            "bias": {"attn_bias": rand(1, 4, 130, 150, dtype=dtype)},
+            "sinks": {"sinks": rand(4), "causal": True},
+        }.items():
+            yield f"{name} {feature}", replace(plain, options=options)
+        cu_q = torch.tensor([0, 17, 17, 100], dtype=torch.int32, device=device)
+        cu_k = torch.tensor([0, 30, 40, 120], dtype=torch.int32, device=device)
+        lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 83, "max_seqlen_k": 80}
+        yield f"{name} packed", Problem(q[0, :100], k[0, :120], v[0, :120], lengths | {"causal": True})
+
+
+def main() -> int:
+    bad = 0
+    for path in available_paths():
+        device = device_of(path)
+        torch.manual_seed(0)
+        for name, problem in self_check_problems(device):
+            try:
+                with poison():
+                    check(problem, path)
+                verdict = "ok"
+            except NotImplementedError:
+                continue  # this path leaves such calls to another one
+            except AssertionError as error:
+                bad += 1
+                verdict = f"FAILED: {error}"
+            print(f"{path:10} {name:24} {verdict}", flush=True)
+    print("all ok" if not bad else f"{bad} failed")
+    return min(bad, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
