@@ -1,0 +1,84 @@
+// End of a tile: O divided by the row sums, stored from registers, and LSE.
+#pragma once
+
+#include "fwd_scores.cuh"
+#include "fwd_softmax.cuh"
+
+namespace flash::sm90 {
+
+// Denominator and LSE of one row from its reference, in score units, and its sum.
+struct RowResult {
+  float inverse_sum;  // 0: the row sees no key
+  float lse;
+};
+
+template <class Traits>
+__device__ __forceinline__ RowResult row_result(float reference, float sum, float scale, const float* sink) {
+  const float top = reference * scale;  // log2 units
+  const bool empty = !(sum != 0.f);     // a NaN is not empty
+  if (sink == nullptr) return {empty ? 0.f : 1.f / sum, empty ? -CUDART_INF_F : (top + log2f(sum)) * kLn2};
+  // The sink joins the denominator; whichever is larger becomes the reference.
+  const float extra = *sink * kLog2e;
+  if (empty) return {0.f, *sink};
+  const float joint = fmaxf(top, extra);
+  const float total = sum * exp2f(top - joint) + exp2f(extra - joint);
+  return {exp2f(top - joint) / total, (joint + log2f(total)) * kLn2};
+}
+
+// acc_o (64, head_dim_v) of the warpgroup. A quad of lanes exchanges words so that each lane stores 16 bytes at once.
+template <class Traits>
+__device__ __forceinline__ void store_tile(const float (&acc_o)[Traits::kHeadDimV / 2],
+                                           const FwdSoftmax<Traits>& softmax, const FwdArgs& args, const Tile& tile,
+                                           FragmentPlace at) {
+  using Element = typename Traits::Element;
+  const FwdParams& p = args.params;
+  const int quad_lane = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int row = at.row + 8 * r;
+    float sum = softmax.row_sum[r];
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    const float* sink = Traits::kGeneral && p.sinks != nullptr ? p.sinks + tile.head : nullptr;
+    const RowResult result = row_result<Traits>(softmax.reference[r], sum, softmax.scale, sink);
+    const bool exists = row < tile.seqlen_q;
+    if (quad_lane == 0 && exists) p.lse.ptr[offset_of(p.lse, tile.batch, tile.q0, row, tile.head)] = result.lse;
+
+    float factor = result.inverse_sum;
+    if constexpr (Traits::kGeneral) {
+      if (p.dropout_p != 0.f) factor *= 1.f / (1.f - p.dropout_p);
+    }
+    // Where no key is seen, acc_o may be 0 * NaN: nothing but zeros may come out.
+    const bool empty = result.inverse_sum == 0.f;
+    Element* out = static_cast<Element*>(p.out.ptr) + offset_of(p.out, tile.batch, tile.q0, row, tile.head);
+#pragma unroll
+    for (int g = 0; g < Traits::kHeadDimV / 8; g += 4) {
+      constexpr int kGroups = Traits::kHeadDimV / 8;  // of 8 columns; kHeadDimV is a multiple of 32
+      static_assert(kGroups % 4 == 0);
+      uint32_t word[4];
+#pragma unroll
+      for (int j = 0; j < 4; j++) {
+        const float a = acc_o[4 * (g + j) + 2 * r] * factor, b = acc_o[4 * (g + j) + 2 * r + 1] * factor;
+        word[j] = empty ? 0 : pack2<Element>(a, b);
+      }
+      // Transpose the 4 x 4 words of the quad: lane i then holds the four words of column group g + i.
+#pragma unroll
+      for (int j = 0; j < 4; j += 2) {
+        const uint32_t other = __shfl_xor_sync(~0u, quad_lane & 1 ? word[j] : word[j + 1], 1);
+        word[j] = quad_lane & 1 ? other : word[j];
+        word[j + 1] = quad_lane & 1 ? word[j + 1] : other;
+      }
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const uint32_t other = __shfl_xor_sync(~0u, quad_lane & 2 ? word[j] : word[j + 2], 2);
+        word[j] = quad_lane & 2 ? other : word[j];
+        word[j + 2] = quad_lane & 2 ? word[j + 2] : other;
+      }
+      const int column = 8 * (g + quad_lane);
+      if (exists && column < p.head_dim_v)
+        *reinterpret_cast<uint4*>(out + column) = make_uint4(word[0], word[1], word[2], word[3]);
+    }
+  }
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,108 @@
+// Host side of the Hopper forward: tensor maps, tile order, launch.
+#pragma once
+
+#include <algorithm>
+
+#include "fwd_counters.cuh"
+#include "fwd_kernel.cuh"
+
+namespace flash::sm90 {
+
+// Keys and values of the heads that are worked on together should stay in the L2 cache.
+inline constexpr int64_t kL2Bytes = 32 << 20;
+
+inline int multiprocessors(int device) {
+  int count = 0;
+  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
+  return count;
+}
+
+template <class Traits>
+void set_maps(FwdArgs& a) {
+  const FwdParams& p = a.params;
+  const auto shape = [&](bool packed, int seqlen, int64_t total, int heads, int columns) {
+    return packed ? ptx::TensorShape{total, heads, 1, columns} : ptx::TensorShape{seqlen, heads, p.batch, columns};
+  };
+  const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
+  Strided k = p.k, v = p.v;
+  if (p.total_k == 0) k.ptr = v.ptr = p.q.ptr;  // any mapped memory: every score is masked, every row of V zeroed
+  a.map_q = ptx::tensor_map(p.q, shape(packed_q, p.seqlen_q, p.total_q, p.num_heads, p.head_dim), p.dtype, 64, "q");
+  a.map_k = ptx::tensor_map(k, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim), p.dtype,
+                            Traits::kBlockN, "k");
+  a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
+                            Traits::kBlockN, "v");
+  a.zero_v_tail = packed_k || p.seqused_k != nullptr || p.total_k == 0;
+  a.q_batch_step = ptx::coordinate_step(p.q.batch);
+  a.q_head_step = ptx::coordinate_step(p.q.head);
+  a.k_batch_step = ptx::coordinate_step(p.k.batch);
+  a.k_head_step = ptx::coordinate_step(p.k.head);
+  a.v_batch_step = ptx::coordinate_step(p.v.batch);
+  a.v_head_step = ptx::coordinate_step(p.v.head);
+}
+
+// Returns the number of tiles, for packed calls an upper bound of it.
+template <class Traits>
+int64_t set_order(FwdArgs& a) {
+  const FwdParams& p = a.params;
+  const int64_t bytes_per_key = 2 * (int64_t(p.head_dim) + p.head_dim_v);
+  const bool longest_first = p.window_right >= 0 && p.window_left < 0;
+  if (p.packed()) {
+    a.order = {0, p.num_heads, int(kL2Bytes / bytes_per_key), longest_first};
+    return p.num_heads * (p.total_q / Traits::kBlockM + p.batch);
+  }
+  const int64_t heads = int64_t(p.batch) * p.num_heads;
+  const int m_blocks = ceil_div(p.seqlen_q, Traits::kBlockM);
+  FLASH_CHECK_ARG(heads * m_blocks < (int64_t(1) << 31),
+                  "batch * num_heads * seqlen_q is too large: ", heads * m_blocks, " tiles of ", Traits::kBlockM,
+                  " queries");
+  a.order = {m_blocks, int(heads),
+             section_heads(kL2Bytes, p.seqlen_k * bytes_per_key, p.num_heads / p.num_heads_kv, int(heads)),
+             longest_first};
+  a.num_tiles = int(heads) * m_blocks;
+  return a.num_tiles;
+}
+
+template <class Traits>
+void launch_fwd(const FwdParams& p, Stream stream) {
+  if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
+  FLASH_CHECK_ARG(p.total_q < (int64_t(1) << 31) && p.total_k < (int64_t(1) << 31),
+                  "at most 2^31 - 1 rows are supported, got ", p.total_q, " queries and ", p.total_k, " keys");
+  FLASH_CHECK_ARG(ptx::tma_can_read(p.out, 2), "out needs a 16-byte aligned address and strides in multiples of 8");
+  FLASH_CHECK_ARG(Traits::kGeneral || p.softmax_scale > 0.f,
+                  "softmax_scale must be positive in this kernel (the general variant takes any), got ",
+                  p.softmax_scale);
+  const DeviceGuard guard(p.device);
+  FwdArgs args{};
+  args.params = p;
+  args.packed = p.packed();
+  args.scale_log2 = p.softmax_scale * kLog2e;
+  set_maps<Traits>(args);
+  const int64_t tiles = set_order<Traits>(args);
+  args.counter_slot = counter_slot(p.device, cuda_stream(stream));
+
+  constexpr int kSharedBytes = FwdSmem<Traits>::kBytes;
+  allow_shared_memory(fwd_kernel<Traits>, kSharedBytes);
+  const int blocks = int(std::min<int64_t>(multiprocessors(p.device), tiles));
+  fwd_kernel<Traits><<<blocks, Traits::kThreads, kSharedBytes, cuda_stream(stream)>>>(args);
+  check_launch("fwd_sm90");
+}
+
+// Rows of the table.
+template <int kQK, int kV>
+struct FwdDims {
+  static constexpr int kHeadDim = kQK, kHeadDimV = kV;
+};
+
+template <int kRow>
+struct FwdSm90 {
+  static constexpr Key kKey = kInstances[kRow];
+  using Traits = FwdTraits<kKey.dtype, FwdDims<kKey.head_dim, kKey.head_dim_v>, kKey.variant == Variant::kGeneral>;
+  static void fwd(const FwdParams& p, Stream stream) { launch_fwd<Traits>(p, stream); }
+};
+
+template <int kHeadDim>
+constexpr bool is_fwd(const Key& key) {
+  return key.pass == Pass::kFwd && key.arch == Arch::kSm90 && key.head_dim == kHeadDim;
+}
+
+}  // namespace flash::sm90

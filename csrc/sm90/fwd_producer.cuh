@@ -1,0 +1,131 @@
+// The producer warp: claims tiles and loads Q, K and V with the copy engine. Lane 0 issues, all lanes keep together.
+#pragma once
+
+#include "../ptx/fence.cuh"
+#include "../ptx/tma.cuh"
+#include "fwd_scheduler.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+class FwdProducer {
+ public:
+  __device__ __forceinline__ FwdProducer(const FwdArgs& a, const FwdSmem<Traits>& s)
+      : args(a), smem(s), lane(threadIdx.x % 32) {}
+
+  __device__ __forceinline__ void run() {
+    if (lane == 0) {
+      ptx::prefetch_tensormap(&args.map_q);
+      ptx::prefetch_tensormap(&args.map_k);
+      ptx::prefetch_tensormap(&args.map_v);
+    }
+    FwdScheduler<Traits> scheduler(args);
+    Tile tile = scheduler.first();
+    publish(tile);
+    while (tile.valid()) {
+      const int row0 = tile.m_block * Traits::kBlockM;
+      const BlockRange blocks = tile_blocks(Band::of(args.params, SeqInfo{0, 0, tile.seqlen_q, tile.seqlen_k}), row0,
+                                            Traits::kBlockM, kBlockN);
+      int n_block = blocks.end - 1;
+      load_k(tile, n_block);
+      load_q(tile, row0);
+      for (; n_block > blocks.begin; n_block--) {
+        load_k(tile, n_block - 1);
+        load_v(tile, n_block);
+      }
+      scheduler.claim();
+      load_v(tile, n_block);  // its wait for a free buffer hides the claim
+      tile = scheduler.next();
+      publish(tile);
+    }
+    scheduler.finish();
+  }
+
+ private:
+  static constexpr int kBlockN = Traits::kBlockN;
+
+  const FwdArgs& args;
+  const FwdSmem<Traits> smem;
+  const int lane;
+  RingState q{1}, k{1}, v{1}, slot{1}, landed{0};
+
+  __device__ __forceinline__ void publish(const Tile& tile) {
+    ptx::mbarrier_wait(smem.tile_empty(slot.stage), slot.parity);
+    if (lane == 0) {
+      smem.tile(slot.stage) = tile;
+      ptx::mbarrier_arrive(smem.tile_full(slot.stage));
+    }
+    __syncwarp();
+    slot.template advance<FwdSmem<Traits>::kTileSlots>();
+  }
+
+  __device__ __forceinline__ void load_q(const Tile& tile, int row0) {
+#pragma unroll
+    for (int w = 0; w < Traits::kWarpgroups; w++) {
+      ptx::mbarrier_wait(smem.q_empty(q.stage, w), q.parity);
+      if (lane == 0) {
+        const uint32_t full = smem.q_full(q.stage, w);
+        ptx::mbarrier_arrive_expect_tx(full, Traits::kQBytes);
+#pragma unroll
+        for (int panel = 0; panel < Traits::kPanels; panel++)
+          ptx::tma_load(smem.q(q.stage, w) + panel * 64 * 128, &args.map_q, full, panel * 64, tile.q0 + row0 + w * 64,
+                        tile.head * args.q_head_step, tile.batch * args.q_batch_step);
+      }
+      __syncwarp();
+    }
+    q.template advance<Traits::kQStages>();
+  }
+
+  __device__ __forceinline__ void load_k(const Tile& tile, int n_block) {
+    ptx::mbarrier_wait(smem.k_empty(k.stage), k.parity);
+    if (lane == 0) {
+      const uint32_t full = smem.k_full(k.stage);
+      ptx::mbarrier_arrive_expect_tx(full, Traits::kKBytes);
+#pragma unroll
+      for (int panel = 0; panel < Traits::kPanels; panel++)
+        ptx::tma_load(smem.k(k.stage) + panel * kBlockN * 128, &args.map_k, full, panel * 64,
+                      tile.k0 + n_block * kBlockN, head_kv(tile) * args.k_head_step, tile.batch * args.k_batch_step);
+    }
+    __syncwarp();
+    k.template advance<Traits::kStages>();
+  }
+
+  __device__ __forceinline__ void load_v(const Tile& tile, int n_block) {
+    const int valid = tile.seqlen_k - n_block * kBlockN;  // rows of the block that belong to the sequence
+    const bool zero_tail = args.zero_v_tail && valid < kBlockN;
+    ptx::mbarrier_wait(smem.v_empty(v.stage), v.parity);
+    if (lane == 0) {
+      const uint32_t full = zero_tail ? smem.v_landed() : smem.v_full(v.stage);
+      ptx::mbarrier_arrive_expect_tx(full, Traits::kVBytes);
+#pragma unroll
+      for (int panel = 0; panel < Traits::kPanelsV; panel++)
+        ptx::tma_load(smem.v(v.stage) + panel * kBlockN * 128, &args.map_v, full, panel * 64,
+                      tile.k0 + n_block * kBlockN, head_kv(tile) * args.v_head_step, tile.batch * args.v_batch_step);
+    }
+    __syncwarp();
+    if (zero_tail) zero_rows_from(valid < 0 ? 0 : valid);
+    v.template advance<Traits::kStages>();
+  }
+
+  // Rows behind the sequence hold anything, and 0 * NaN would reach the result. The consumers' barrier opens
+  // afterwards.
+  __device__ __forceinline__ void zero_rows_from(int first) {
+    ptx::mbarrier_wait(smem.v_landed(), landed.parity);
+    landed.template advance<1>();
+    for (int panel = 0; panel < Traits::kPanelsV; panel++) {
+      uint4* rows = reinterpret_cast<uint4*>(smem.base + FwdSmem<Traits>::kV + v.stage * Traits::kVBytes) +
+                    panel * kBlockN * 8;  // (block_n, 8) of 16 bytes
+      for (int i = first * 8 + lane; i < kBlockN * 8; i += 32) rows[i] = make_uint4(0, 0, 0, 0);
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(smem.v_full(v.stage));
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ int head_kv(const Tile& tile) const {
+    return tile.head / (args.params.num_heads / args.params.num_heads_kv);
+  }
+};
+
+}  // namespace flash::sm90

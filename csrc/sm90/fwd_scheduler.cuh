@@ -1,0 +1,99 @@
+// The tiles of one block, in order: run by the producer warp, all lanes together.
+#pragma once
+
+#include "fwd_counters.cuh"
+#include "fwd_traits.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+class FwdScheduler {
+ public:
+  __device__ __forceinline__ explicit FwdScheduler(const FwdArgs& a) : args(a), lane(threadIdx.x % 32) {}
+
+  __device__ __forceinline__ Tile first() { return decode(blockIdx.x); }
+
+  // Claims the next tile, as late as the latency of the counter can be hidden: so slow blocks claim less.
+  __device__ __forceinline__ void claim() {
+    if (args.counter_slot < 0) {
+      index += gridDim.x;
+    } else if (lane == 0) {
+      index = gridDim.x + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
+    }
+  }
+  // The tile that was claimed.
+  __device__ __forceinline__ Tile next() {
+    index = __shfl_sync(~0u, index, 0);
+    return decode(index);
+  }
+
+  // The last block leaves the counters as it found them.
+  __device__ __forceinline__ void finish() const {
+    if (args.counter_slot < 0 || lane != 0) return;
+    Counter& counter = tile_counters[args.counter_slot];
+    if (atomicAdd(&counter.finished, 1) == int(gridDim.x) - 1) {
+      counter.claimed = 0;
+      counter.finished = 0;
+    }
+  }
+
+ private:
+  const FwdArgs& args;
+  const int lane;
+  int index = blockIdx.x;
+  int chunk = 0, tiles_before = 0;  // packed: first segment of the 32 at hand, tiles of all segments before it
+
+  __device__ __forceinline__ Tile decode(int i) {
+    const FwdParams& p = args.params;
+    Tile t{};
+    t.m_block = -1;
+    if (args.packed) {
+      decode_packed(i, t);
+    } else if (i < args.num_tiles) {
+      int sequence_head;
+      args.order.decode(i, t.m_block, sequence_head);
+      t.batch = sequence_head / p.num_heads;
+      t.head = sequence_head - t.batch * p.num_heads;
+    }
+    if (t.valid()) {
+      const SeqInfo s = SeqInfo::of(p, t.batch);
+      t.seqlen_q = s.seqlen_q;
+      t.seqlen_k = s.seqlen_k;
+      t.q0 = int(s.q0);
+      t.k0 = int(s.k0);
+    }
+    return t;
+  }
+
+  // Segments in order, each with its own TileOrder. Indices only grow, so the search goes on where the last one ended.
+  __device__ __forceinline__ void decode_packed(int i, Tile& t) {
+    const FwdParams& p = args.params;
+    for (; chunk < p.batch; chunk += 32) {
+      const int b = chunk + lane;
+      const SeqInfo s = b < p.batch ? SeqInfo::of(p, b) : SeqInfo{0, 0, 0, 0};
+      const int m_blocks = ceil_div(s.seqlen_q, Traits::kBlockM);
+      int sum = m_blocks * p.num_heads;  // becomes the tiles of this segment and those before it in the chunk
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const int below = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += below;
+      }
+      const unsigned found = __ballot_sync(~0u, i < tiles_before + sum);
+      if (found != 0) {
+        const int l = __ffs(found) - 1;
+        const int blocks = __shfl_sync(~0u, m_blocks, l);
+        const int before = tiles_before + __shfl_sync(~0u, sum, l) - blocks * p.num_heads;
+        const int keys = __shfl_sync(~0u, s.seqlen_k, l);
+        const int group = p.num_heads / p.num_heads_kv;
+        t.batch = chunk + l;
+        TileOrder order{blocks, p.num_heads, section_heads(args.order.section, keys, group, p.num_heads),
+                        args.order.longest_first};
+        order.decode(i - before, t.m_block, t.head);
+        return;
+      }
+      tiles_before += __shfl_sync(~0u, sum, 31);
+    }
+  }
+};
+
+}  // namespace flash::sm90

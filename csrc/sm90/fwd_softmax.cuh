@@ -1,0 +1,135 @@
+// The softmax of one warpgroup's rows, a block of scores at a time. A thread owns two rows, 8 apart (wgmma.cuh).
+//
+// P = exp2((s - reference) * scale) needs no running maximum, only a reference that keeps exp2 in range. The first
+// block's maximum is the reference; later blocks take it as it is, and the partial row sums, needed in any case, show
+// when it is too small: then, and only then, the block is computed again from its scores with the maximum, and
+// everything accumulated so far is brought to the new reference. A floating-point P loses nothing by being larger
+// than 1.
+#pragma once
+
+#include <math_constants.h>
+
+#include "../attn/numeric.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+struct FwdSoftmax {
+  static constexpr int kColumns = Traits::kBlockN, kScores = kColumns / 2, kGroups = kColumns / 16;
+  // A thread's sums of a block stay below it while the reference is good. Half precision ends at 65504; in bf16 the
+  // limit leaves room to the end of fp32.
+  static constexpr float kLimit = Traits::kDType == DType::kF16 ? 32768.f : 1.0995116e12f;  // 2^15, 2^40
+  // (s - reference) * scale by one fma is off by the rounding of reference * scale: beyond it, subtract first.
+  static constexpr float kMaxFmaReference = 4096.f;
+
+  float scale;         // of the scores, to log2 units
+  float reference[2];  // the maximum when it was last looked at, in units of the scores; -inf before any key
+  float row_sum[2];    // of this thread's columns
+  int surprises;       // how often the reference was too small in this tile
+
+  // Whether the next block may do without its maximum; the same for all lanes of a warp.
+  __device__ __forceinline__ bool optimistic() const { return surprises < 2; }
+
+  // Groups kFrom ... kTo - 1 of 16 columns: P into p, its sums added to block_sum.
+  template <int kFrom, int kTo, int kSize>
+  __device__ __forceinline__ void exponentials(const float (&acc_s)[kScores], uint32_t (&p)[kSize][4],
+                                               float (&block_sum)[2]) const {
+    const float shift[2] = {reference[0] * scale, reference[1] * scale};
+    float sum[2][2] = {{block_sum[0], 0.f}, {block_sum[1], 0.f}};
+#pragma unroll
+    for (int i = kFrom * 8; i < kTo * 8; i += 2) {
+      const int r = (i / 2) % 2;
+      const float a = exp2_approx(fmaf(acc_s[i], scale, -shift[r]));
+      const float b = exp2_approx(fmaf(acc_s[i + 1], scale, -shift[r]));
+      sum[r][0] += a;
+      sum[r][1] += b;
+      p[i / 8][(i / 2) % 4] = pack2<typename Traits::Element>(a, b);
+    }
+    block_sum[0] = sum[0][0] + sum[0][1];
+    block_sum[1] = sum[1][0] + sum[1][1];
+  }
+
+  // Also true for inf and NaN, which a reference of -inf gives. The same for all lanes.
+  __device__ __forceinline__ static bool too_large(const float (&block_sum)[2]) {
+    return __any_sync(~0u, !(block_sum[0] + block_sum[1] < kLimit));
+  }
+
+  __device__ __forceinline__ void add(const float (&block_sum)[2]) {
+    row_sum[0] += block_sum[0];
+    row_sum[1] += block_sum[1];
+  }
+
+  // First block of a tile: its maximum becomes the reference.
+  __device__ __forceinline__ void first(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4]) {
+    row_max(acc_s, reference);
+    row_sum[0] = row_sum[1] = 0.f;
+    // A reference far from 0 would cost accuracy in the fused form: use the maximum throughout.
+    const float far = fmaxf(fabsf(finite(reference[0])), fabsf(finite(reference[1]))) * scale;
+    surprises = __any_sync(~0u, far > kMaxFmaReference) ? 2 : 0;
+    exact_exponentials(acc_s, p, row_sum);
+  }
+
+  // Any later block, with its maximum. Brings acc_o to the new reference; no product may be in flight.
+  template <int kOut>
+  __device__ __forceinline__ void exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4],
+                                        float (&acc_o)[kOut]) {
+    float top[2], correction[2], block_sum[2] = {};
+    row_max(acc_s, top);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      top[r] = fmaxf(top[r], reference[r]);
+      correction[r] = exp2_approx((reference[r] - finite(top[r])) * scale);
+    }
+    const bool rises = __any_sync(~0u, top[0] > reference[0] || top[1] > reference[1]);
+    surprises += rises;
+    reference[0] = top[0];
+    reference[1] = top[1];
+    exact_exponentials(acc_s, p, block_sum);
+    row_sum[0] = fmaf(row_sum[0], correction[0], block_sum[0]);
+    row_sum[1] = fmaf(row_sum[1], correction[1], block_sum[1]);
+    if (rises) {
+#pragma unroll
+      for (int i = 0; i < kOut; i++) acc_o[i] *= correction[(i / 2) % 2];
+    }
+  }
+
+ private:
+  // What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
+  __device__ __forceinline__ static float finite(float x) { return x == -CUDART_INF_F ? 0.f : x; }
+
+  __device__ __forceinline__ static void row_max(const float (&acc_s)[kScores], float (&top)[2]) {
+    float m[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      m[r][0] = fmaxf(acc_s[2 * r], acc_s[2 * r + 1]);
+      m[r][1] = fmaxf(acc_s[4 + 2 * r], acc_s[5 + 2 * r]);
+    }
+#pragma unroll
+    for (int i = 8; i < kScores; i++) m[(i / 2) % 2][(i / 4) % 2] = fmaxf(m[(i / 2) % 2][(i / 4) % 2], acc_s[i]);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      top[r] = fmaxf(m[r][0], m[r][1]);
+      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+    }
+  }
+
+  // Subtracts before it scales, so that the maximum gives exactly 1 however large the scores are.
+  __device__ __forceinline__ void exact_exponentials(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4],
+                                                     float (&block_sum)[2]) const {
+    const float base[2] = {finite(reference[0]), finite(reference[1])};
+    float sum[2][2] = {};
+#pragma unroll
+    for (int i = 0; i < kScores; i += 2) {
+      const int r = (i / 2) % 2;
+      const float a = exp2_approx((acc_s[i] - base[r]) * scale), b = exp2_approx((acc_s[i + 1] - base[r]) * scale);
+      sum[r][0] += a;
+      sum[r][1] += b;
+      p[i / 8][(i / 2) % 4] = pack2<typename Traits::Element>(a, b);
+    }
+    block_sum[0] += sum[0][0] + sum[0][1];
+    block_sum[1] += sum[1][0] + sum[1][1];
+  }
+};
+
+}  // namespace flash::sm90

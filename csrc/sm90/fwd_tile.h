@@ -1,0 +1,66 @@
+// Tile numbers of the Hopper forward: the one place where they are chosen.
+// The tuner builds other rows with -DFLASH_TUNE_FWD_<NAME>=<number>, without editing files.
+#pragma once
+
+#include <cstdint>
+
+namespace flash::sm90 {
+
+// How a consumer warpgroup orders S = Q K^T of block j and O += P V of block j + 1 (blocks run from right to left).
+enum class Order : uint8_t {
+  kOverlap,  // both issued, softmax of S under the product P V
+  kJoint,    // P V then Q K^T issued together, softmax after both: the other warpgroups fill the tensor cores meanwhile
+};
+
+struct FwdTile {
+  int warpgroups;  // consumers, 64 query rows each: kBlockM = 64 * warpgroups
+  int block_n;     // keys of a block; a multiple of 16, of 32 in general variants (dropout draws 32 columns at a time)
+  int kv_stages;   // blocks of K, and of V, in shared memory
+  int q_stages;    // 2: the next tile's Q is loaded while this one's is in use
+  Order order;
+  bool pingpong;  // warpgroups take turns to issue their products
+  int early;      // kOverlap: so many groups of 16 columns of P are computed before the wait for the previous P V
+  int producer_registers, consumer_registers;
+};
+
+constexpr FwdTile fwd_tile_default(int head_dim, int head_dim_v, bool general) {
+  // Registers: (warpgroups * consumer + producer) * 128 <= 65536, in steps of 8.
+  // Shared memory: (q_stages * kBlockM + 2 * kv_stages * block_n) * head_dim rounded up to 64, times 2 bytes, <= 227
+  // KiB.
+  if (head_dim <= 64) return {3, 128, 3, 1, Order::kJoint, true, 0, 32, 160};
+  if (head_dim <= 96) return {2, 128, 2, 2, Order::kOverlap, true, 4, 24, 240};
+  if (head_dim <= 128) return {2, 128, 2, 2, Order::kOverlap, true, 4, 24, 240};
+  if (head_dim <= 192 && head_dim_v <= 128) return {2, 128, 2, 1, Order::kOverlap, true, 4, 24, 240};
+  if (head_dim <= 192) return {2, 96, 2, 1, Order::kOverlap, true, 2, 24, 240};
+  return {2, general ? 64 : 80, 2, 1, Order::kOverlap, true, 0, 24, 240};
+}
+
+constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool general) {
+  FwdTile t = fwd_tile_default(head_dim, head_dim_v, general);
+#ifdef FLASH_TUNE_FWD_WARPGROUPS
+  t.warpgroups = FLASH_TUNE_FWD_WARPGROUPS;
+  t.producer_registers = t.warpgroups == 2 ? 24 : 32;
+  t.consumer_registers = t.warpgroups == 2 ? 240 : t.warpgroups == 3 ? 160 : 112;
+#endif
+#ifdef FLASH_TUNE_FWD_BLOCK_N
+  t.block_n = FLASH_TUNE_FWD_BLOCK_N;
+#endif
+#ifdef FLASH_TUNE_FWD_KV_STAGES
+  t.kv_stages = FLASH_TUNE_FWD_KV_STAGES;
+#endif
+#ifdef FLASH_TUNE_FWD_Q_STAGES
+  t.q_stages = FLASH_TUNE_FWD_Q_STAGES;
+#endif
+#ifdef FLASH_TUNE_FWD_ORDER
+  t.order = Order(FLASH_TUNE_FWD_ORDER);
+#endif
+#ifdef FLASH_TUNE_FWD_PINGPONG
+  t.pingpong = FLASH_TUNE_FWD_PINGPONG != 0;
+#endif
+#ifdef FLASH_TUNE_FWD_EARLY
+  t.early = FLASH_TUNE_FWD_EARLY;
+#endif
+  return t;
+}
+
+}  // namespace flash::sm90

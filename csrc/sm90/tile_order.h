@@ -1,0 +1,68 @@
+// In which order the tiles of a call are worked on, and which blocks of keys a tile and its warpgroups visit.
+#pragma once
+
+#include "../attn/mask.h"
+#include "../attn/seqlen.h"
+
+namespace flash::sm90 {
+
+// One tile of kBlockM queries of one head.
+struct Tile {
+  int m_block;  // -1: no more tiles
+  int batch, head;
+  int seqlen_q, seqlen_k;
+  int q0, k0;  // first rows in packed tensors
+  int unused;
+
+  FLASH_HD bool valid() const { return m_block >= 0; }
+};
+
+// Order of the tiles of `heads` equally long sequences. Where tiles differ in length (causal), the longest come first
+// inside sections of heads whose keys and values fit the L2 cache together; else the tiles of a head follow each other.
+struct TileOrder {
+  int m_blocks, heads;
+  int section;  // heads of a section
+  bool longest_first;
+
+  FLASH_HD void decode(int index, int& m_block, int& head) const {
+    if (!longest_first) {
+      head = index / m_blocks;
+      m_block = index - head * m_blocks;
+      return;
+    }
+    const int s = index / (section * m_blocks), first = s * section;
+    const int rest = index - first * m_blocks, size = min_of(section, heads - first);
+    const int m = rest / size;
+    head = first + rest - m * size;
+    m_block = m_blocks - 1 - m;
+  }
+};
+
+// Heads of a section: grouped heads share their keys and values.
+FLASH_HD int section_heads(int64_t l2_bytes, int64_t bytes_per_kv_head, int group, int heads) {
+  const int64_t fit = l2_bytes / (bytes_per_kv_head > 0 ? bytes_per_kv_head : 1);
+  return int(fit < 1 ? min_of(group, heads) : fit * group < heads ? fit * group : heads);
+}
+
+// Blocks that the producer loads for a tile: never none, so that the pipeline has no special case. Where a tile sees no
+// key, one masked block is visited; its V rows are zeroed.
+FLASH_HD BlockRange tile_blocks(const Band& band, int row0, int rows, int block_n) {
+  const BlockRange r = key_blocks(band, row0, rows, block_n);
+  return r.count() > 0 ? r : BlockRange{0, 1, 0, 0};
+}
+
+struct SkipLimits {
+  int left, right;
+};
+
+// Blocks that the 64 queries of one warpgroup visit, inside those of its tile; at most `skip` fewer on either side.
+FLASH_HD BlockRange warpgroup_blocks(const Band& band, const BlockRange& tile, int row0, int block_n, SkipLimits skip) {
+  if (row0 >= band.seqlen_q) return {tile.begin, tile.end, tile.begin, tile.end};  // rows that do not exist: no mask
+  BlockRange r = key_blocks(band, row0, 64, block_n);
+  if (r.count() == 0) return {tile.begin, tile.end, tile.begin, tile.begin};
+  r.begin = max_of(tile.begin, min_of(r.begin, tile.begin + skip.left));
+  r.end = min_of(tile.end, max_of(r.end, tile.end - skip.right));
+  return r;
+}
+
+}  // namespace flash::sm90
