@@ -1,0 +1,42 @@
+"""What bench_build reads out of ptxas -v, and what it refuses."""
+
+from bench import bench_build
+
+LOG = """
+ptxas info    : 0 bytes gmem
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x in function f
+ptxas info    : Compiling entry function '_ZN5flash10fwd_kernelILi128EEEvPf' for 'sm_90a'
+ptxas info    : Function properties for _ZN5flash10fwd_kernelILi128EEEvPf
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, used 9 barriers, 1024 bytes smem
+ptxas info    : Compiling entry function '_Z1kPf' for 'sm_80'
+ptxas info    : Function properties for _Z1kPf
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers, 360 bytes cmem[0]
+"""
+
+
+def test_parse_log():
+    first, second = bench_build.parse_log(LOG)
+    assert (first.arch, first.registers, first.stack, first.spill_stores, first.spill_loads, first.shared) == (
+        "sm_90a",
+        168,
+        16,
+        8,
+        12,
+        1024,
+    )
+    assert (second.arch, second.registers, second.shared) == ("sm_80", 8, 0)
+
+
+def test_spills_and_serialised_wgmma_are_problems(tmp_path):
+    (tmp_path / "sm90").mkdir()
+    (tmp_path / "sm90" / "fwd_sm90.cu.o.log").write_text(LOG)
+    found = bench_build.problems(tmp_path)
+    assert len(found) == 2
+    assert "C7510" in found[0] and "spills 8 bytes at 168 registers" in found[1]
+
+
+def test_names_are_short():
+    name = "void flash::(anonymous namespace)::fwd_kernel<flash::Traits<(flash::DType)2, 128> >(flash::FwdParams)"
+    assert bench_build.short(name) == "fwd_kernel<Traits<2, 128> >"
