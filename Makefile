@@ -38,10 +38,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 
-format: $(VENV)/.dev
+format: install $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+	$(BIN)/python -m build_tools.support_table --write
 
 kernels: install
 	$(BIN)/python -m bench.bench_build --check
