@@ -29,9 +29,10 @@ $(VENV)/.dev: $(VENV)/.ready pyproject.toml
 	@touch $@
 
 ctest: $(VENV)/.dev
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release
-	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/cmake
-	PATH="$(CURDIR)/$(BIN):$$PATH" ctest --test-dir build/cmake --output-on-failure
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; set -e; \
+	cmake -S . -B build/cmake -G Ninja -DCMAKE_BUILD_TYPE=Release; \
+	cmake --build build/cmake; \
+	ctest --test-dir build/cmake --output-on-failure
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
