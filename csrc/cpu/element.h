@@ -17,13 +17,14 @@ inline float to_float(float x) { return x; }
 
 inline float to_float(BFloat16 x) { return std::bit_cast<float>(uint32_t(x.bits) << 16); }
 
+// Without a branch, so that loops over it become vector code.
 inline float to_float(Half x) {
-  const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16, exponent = x.bits & 0x7C00u, mantissa = x.bits & 0x03FFu;
-  const uint32_t normal = ((exponent + mantissa) << 13) + (uint32_t(127 - 15) << 23);
-  const uint32_t inf_or_nan = 0x7F800000u | mantissa << 13;
-  const uint32_t subnormal = std::bit_cast<uint32_t>(float(int(mantissa)) * 0x1p-24f);  // also zero
-  const uint32_t magnitude = exponent == 0 ? subnormal : exponent == 0x7C00u ? inf_or_nan : normal;
-  return std::bit_cast<float>(sign | magnitude);
+  const uint32_t sign = uint32_t(x.bits & 0x8000u) << 16;
+  // The fields at their places of a float, then the difference of the exponents' biases; exact for subnormal numbers
+  // too.
+  const float finite = std::bit_cast<float>(uint32_t(x.bits & 0x7FFFu) << 13) * 0x1p112f;
+  const uint32_t inf_or_nan = (x.bits & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u;
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(finite) | inf_or_nan);
 }
 
 template <class T>

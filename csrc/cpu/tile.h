@@ -29,16 +29,16 @@ class Buffer {
 // Length of a tile's rows for a tensor with `dim` columns.
 constexpr int padded(int dim) { return round_up(dim, kPad); }
 
+inline void to_floats(float* floats, const float* x, int count) { std::memcpy(floats, x, count * sizeof(float)); }
+inline void to_floats(float* floats, const Half* x, int count) { tile_ops().half_to_floats(floats, x, count); }
+inline void to_floats(float* floats, const BFloat16* x, int count) { tile_ops().bfloat16_to_floats(floats, x, count); }
+
 // tile (rows, padded(dim)) = rows of the tensor
 template <class T>
 void load_rows(float* tile, const T* source, int64_t stride, int rows, int dim) {
   const int ld = padded(dim);
   for (int r = 0; r < rows; r++, tile += ld, source += stride) {
-    if constexpr (sizeof(T) == sizeof(float)) {
-      std::memcpy(tile, source, dim * sizeof(float));
-    } else {
-      for (int d = 0; d < dim; d++) tile[d] = to_float(source[d]);
-    }
+    to_floats(tile, source, dim);
     for (int d = dim; d < ld; d++) tile[d] = 0.f;
   }
 }

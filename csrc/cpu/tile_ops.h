@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "element.h"
+
 namespace flash::cpu {
 
 inline constexpr int kBlockM = 64;  // queries of a tile
@@ -38,6 +40,9 @@ struct Shape {
 };
 
 struct TileOps {
+  void (*half_to_floats)(float* floats, const Half* elements, int count);
+  void (*bfloat16_to_floats)(float* floats, const BFloat16* elements, int count);
+
   // c (m, n) from a (m, k) . b (k, n); n is a multiple of kPad.
   // Every element is one chain of k additions in order, whatever its place in the tile: backward recomputes the
   // forward's scores bit by bit.

@@ -123,4 +123,11 @@ FLASH_TARGET void softmax_backward(float* dprobs, const float* probs, int querie
     }
 }
 
-constexpr TileOps kOps = {&matmul, &online_softmax, &scale_rows, &exp_minus_lse, &softmax_backward};
+// Scalar code that the compiler vectorises.
+template <class T>
+FLASH_TARGET void to_floats(float* __restrict floats, const T* __restrict elements, int count) {
+  for (int i = 0; i < count; i++) floats[i] = to_float(elements[i]);
+}
+
+constexpr TileOps kOps = {&to_floats,  &to_floats,     &matmul,          &online_softmax,
+                          &scale_rows, &exp_minus_lse, &softmax_backward};
