@@ -91,6 +91,8 @@ def _fa3(case: Case, inputs: Inputs) -> Call:
         raise Unsupported("neither flash_attn_interface nor fa3_fwd_interface can be imported")
     if case.dtype == "fp32" or case.feature not in ("", "sinks") or (case.feature and case.needs_grad):
         raise Unsupported("this build of FA3 has no fp32, softcap, ALiBi or bias")
+    if case.needs_grad and _fa3_has_no_backward(fa3):
+        raise Unsupported("this build of FA3 has no backward")
     q, k, v = leaves = _leaves(inputs)
     options = dict(inputs.options)
     if case.feature == "sinks":
@@ -109,6 +111,12 @@ def _fa3(case: Case, inputs: Inputs) -> Call:
             return _first(fa3.flash_attn_func(q, k, v, **options))
 
     return Call(forward, leaves, inputs.dout)
+
+
+def _fa3_has_no_backward(fa3) -> bool:
+    config = _module("flash_attn_config")
+    flags = config.CONFIG["build_flags"] if config else {}
+    return fa3.__name__ == "fa3_fwd_interface" or flags.get("FLASHATTENTION_DISABLE_BACKWARD", False)
 
 
 def _fa4(case: Case, inputs: Inputs) -> Call:
@@ -166,11 +174,13 @@ def _sdpa(backend: SDPBackend):
             raise Unsupported("SDPA aligns causal masks to the top left")
         if case.feature not in ("", "bias") or (case.feature and case.causal):
             raise Unsupported("SDPA has a bias, without a causal mask, and none of the other features")
-        # Cloned, so that a backward's leaves are this call's own.
+        gqa = case.num_heads != case.num_heads_kv
+        if gqa and backend == SDPBackend.EFFICIENT_ATTENTION:
+            raise Unsupported("torch's memory-efficient backend has no grouped heads")
+        # Copied, so that a backward's leaves are this call's own.
         q, k, v = leaves = tuple(x.transpose(1, 2).contiguous() for x in _leaves(inputs))
         dout = inputs.dout.transpose(1, 2).contiguous()
         bias = inputs.options.get("attn_bias")
-        gqa = case.num_heads != case.num_heads_kv
 
         def forward():
             return F.scaled_dot_product_attention(q, k, v, bias, is_causal=case.causal, enable_gqa=gqa)

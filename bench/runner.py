@@ -124,7 +124,8 @@ def _measure(case: Case, runs: dict, sessions: dict, options: Options) -> tuple[
 def _rows(case: Case, unit: str, values: dict[str, float], inputs: Inputs, calls: dict, options: Options) -> list[dict]:
     """One row; of the generations one row per path, beside standard attention."""
     if case.case != "generations":
-        return [results.make_row(case, unit, values, arch_path(case, inputs, options), options.commit)]
+        path = arch_path(case, inputs) if "flash_ext" in calls else "none"
+        return [results.make_row(case, unit, values, path, options.commit)]
     peers = {name: value for name, value in values.items() if name not in PATHS}
     return [
         results.make_row(case, unit, {"flash_ext": values[path], **peers}, path, options.commit)
@@ -133,13 +134,13 @@ def _rows(case: Case, unit: str, values: dict[str, float], inputs: Inputs, calls
     ]
 
 
-def arch_path(case: Case, inputs: Inputs, options: Options) -> str:
+def arch_path(case: Case, inputs: Inputs) -> str:
     """Which path flash_ext takes for this case."""
-    try:
-        import flash_ext
-    except ImportError:
-        return "none"
-    explain = getattr(flash_ext, "explain", None)
-    if explain is None or case.packed:
-        return "cpu" if options.device == "cpu" else "gpu"
-    return str(getattr(explain(inputs.q, inputs.k, inputs.v, **inputs.options), "path", "gpu"))
+    import flash_ext
+
+    lengths = {}
+    if case.packed:
+        cu, longest = inputs.cu_seqlens, case.seqlen
+        lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    explanation = flash_ext.explain(inputs.q, inputs.k, inputs.v, **inputs.options, **lengths)
+    return (explanation.backward if case.work == "bwd" else explanation.forward).path

@@ -1,0 +1,68 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bench.cases import Case, make_inputs
+from bench.check import Checker, disagreement
+from bench.libraries import prepare
+from bench.runner import _outputs
+
+SMALL = Case("bwd", "grid", batch=3, seqlen=40, num_heads=4, num_heads_kv=2, head_dim=32, causal=True)
+
+
+def outputs(case: Case, inputs) -> list[torch.Tensor]:
+    return _outputs(case, prepare("standard", case, inputs))
+
+
+def test_standard_attention_passes():
+    inputs = make_inputs(SMALL, "cpu")
+    assert Checker(SMALL, inputs).complaint(outputs(SMALL, inputs)) == ""
+
+
+@pytest.mark.parametrize("position,name", [(0, "out"), (1, "dq"), (2, "dk"), (3, "dv")])
+def test_a_wrong_result_is_named(position, name):
+    inputs = make_inputs(SMALL, "cpu")
+    results = outputs(SMALL, inputs)
+    results[position] = results[position] * 1.1
+    assert Checker(SMALL, inputs).complaint(results).startswith(name)
+
+
+def test_unwritten_results_never_pass():
+    inputs = make_inputs(SMALL, "cpu")
+    results = outputs(SMALL, inputs)
+    results[0] = torch.full_like(results[0], torch.nan)
+    assert Checker(SMALL, inputs).complaint(results) == "out: not finite"
+
+
+@pytest.mark.parametrize("feature", ["softcap", "alibi", "bias", "sinks"])
+def test_features_are_part_of_the_reference(feature):
+    case = replace(SMALL, work="fwd", feature=feature, causal=False)
+    inputs = make_inputs(case, "cpu")
+    checker = Checker(case, inputs)
+    assert checker.complaint(outputs(case, inputs)) == ""
+    plain = replace(case, feature="")
+    assert checker.complaint(outputs(plain, make_inputs(plain, "cpu"))) != ""
+
+
+def test_packed_segments_are_checked_alone():
+    case = Case("fwd", "packed", batch=3, seqlen=30, lengths=(7, 30, 12), num_heads=2, num_heads_kv=2, head_dim=16)
+    inputs = make_inputs(case, "cpu")
+    segments = torch.tensor_split(torch.arange(49), (7, 37))
+    dense = replace(case, lengths=(), batch=1)
+    out = torch.empty_like(inputs.dout)
+    for rows in segments:
+        parts = {name: getattr(inputs, name)[rows][None] for name in ("q", "k", "v", "dout")}
+        out[rows] = outputs(dense, replace(inputs, **parts))[0][0]
+    checker = Checker(case, inputs)
+    assert checker.complaint([out]) == ""
+    assert checker.complaint([out.roll(1, dims=0)]) != ""
+
+
+def test_tolerances():
+    reference = torch.randn(100, dtype=torch.float64)
+    plain = reference + 0.01
+    assert disagreement(reference + 0.013, reference, plain, "bf16") == ""
+    assert "mean" in disagreement(reference + 0.015, reference, plain, "bf16")
+    assert disagreement(reference * (1 + 1e-6), reference, plain, "fp32") == ""
+    assert "allowed 1e-5" in disagreement(reference * (1 + 2e-5), reference, plain, "fp32")

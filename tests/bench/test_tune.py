@@ -1,0 +1,61 @@
+import pytest
+
+from bench.tune import measure, variants
+
+LIST = """
+source csrc/sm80/fwd_sm80_d128.cu
+# a comment
+base  | fwd sm80 bf16 128 any_mask any_layout plain |
+n32   | fwd sm80 bf16 128 any_mask any_layout plain | BLOCK_N=32 STAGES=3
+"""
+
+
+def test_a_list():
+    base, narrow = variants.parse(LIST)
+    assert base.name == "base" and base.source == "csrc/sm80/fwd_sm80_d128.cu" and base.defines() == []
+    assert narrow.defines() == ["-DFLASH_TUNE_BLOCK_N=32", "-DFLASH_TUNE_STAGES=3"]
+
+
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        ("a | row | ", "below a 'source' line"),
+        ("source x\na | row", "must be 'name"),
+        ("source x\na | row | BLOCK_N=1,2", "NAME=number"),
+        ("source x\na | row |\na | row |", "names must be unique"),
+    ],
+)
+def test_a_bad_list_says_why(text, message):
+    with pytest.raises(ValueError, match=message):
+        variants.parse(text)
+
+
+def test_the_lists_of_the_repository_are_readable():
+    lists = list((variants.ROOT / "bench" / "tune").glob("*.txt"))
+    assert lists
+    for path in lists:
+        for variant in variants.read(path):
+            assert (variants.ROOT / variant.source).is_file(), variant
+
+
+def test_cases_of_a_row():
+    full, causal = measure.cases_of("fwd sm90 bf16 128 any_mask any_layout plain", 4096)
+    assert (full.causal, causal.causal) == (False, True)
+    assert full.batch == 4 and full.num_heads == 16 and full.head_dim == 128
+    (only,) = measure.cases_of("bwd sm90 bf16 192/128 causal packed general", 1024)
+    assert only.work == "bwd" and only.head_dim_v == 128 and only.packed and only.feature == "softcap"
+    (window,) = measure.cases_of("fwd sm90 bf16 64 local dense plain", 4096)
+    assert window.window_size == (1024, 0)
+
+
+def test_table_is_sorted_by_speed_and_relative_to_the_first():
+    row = {"row_name": "fwd sm90", "mask": "full", "refused": {}}
+    found = [
+        {**row, "seqlen": 1024, "tflops": {"base": 100.0, "fast": 200.0}},
+        {**row, "seqlen": 4096, "tflops": {"base": 100.0, "fast": 150.0, "cudnn": 90.0}},
+    ]
+    lines = [line.split() for line in measure.render(found).splitlines()]
+    assert lines[0][-4:] == ["1k", "4k", "x", "base"]
+    assert lines[1] == ["fast", "200", "150", "1.732"]
+    assert lines[2] == ["base", "100", "100", "1.000"]
+    assert lines[3] == ["cudnn", "-", "90", "0.900"]
