@@ -12,9 +12,10 @@ namespace flash {
 struct Philox {
   uint32_t word[4];
 
+  template <int kRounds = 7>
   FLASH_HD static Philox at(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
     uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
-    for (int round = 0; round < 7; round++) {
+    for (int round = 0; round < kRounds; round++) {
       const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
       c0 = uint32_t(b >> 32) ^ c1 ^ k0;
       c2 = uint32_t(a >> 32) ^ c3 ^ k1;

@@ -12,7 +12,8 @@ struct Band {
   int window_left, window_right;  // -1: unbounded
 
   FLASH_HD static Band of(const AttnParams& p, const SeqInfo& s) {
-    return {s.seqlen_q, s.seqlen_k, p.window_left, p.window_right};
+    // A huge window cuts nothing; added to a row it must not overflow.
+    return {s.seqlen_q, s.seqlen_k, min_of(p.window_left, 1 << 30), min_of(p.window_right, 1 << 30)};
   }
 
   FLASH_HD int diagonal(int i) const { return i + seqlen_k - seqlen_q; }
