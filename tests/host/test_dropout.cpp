@@ -1,0 +1,110 @@
+// attn/dropout.h: the generator against the published vectors of Random123, the layout of its bits, and their
+// statistics.
+#include "attn/dropout.h"
+
+#include <array>
+#include <set>
+#include <vector>
+
+#include "expect.h"
+
+using namespace flash;
+
+namespace {
+
+bool equal(const Philox& got, std::array<uint32_t, 4> want) {
+  for (int i = 0; i < 4; i++)
+    if (got.word[i] != want[i]) return false;
+  return true;
+}
+
+void test_published_vectors() {
+  const uint64_t ones = ~uint64_t(0), pi = 0x299f31d0a4093822;
+  const uint32_t all = 0xffffffff;
+  EXPECT(equal(Philox::at<10>(0, 0, 0, 0, 0), {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}), "zeros");
+  EXPECT(equal(Philox::at<10>(ones, all, all, all, all), {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}), "ones");
+  EXPECT(equal(Philox::at<10>(pi, 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344),
+               {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}),
+         "pi");
+  EXPECT(equal(Philox::at(0, 0, 0, 0, 0), {0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48}), "7 rounds, zeros");
+  EXPECT(equal(Philox::at(ones, all, all, all, all), {0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662}),
+         "7 rounds, ones");
+  EXPECT(equal(Philox::at(pi, 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344),
+               {0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a}),
+         "7 rounds, pi");
+}
+
+// Every entry of a row has 16 bits of its own, and the eight of one call are the accumulator columns of one thread.
+void test_bits_are_not_shared() {
+  const int64_t state[] = {1234567890123, 42};
+  const Dropout dropout = Dropout::of(0.5f, state);
+  std::set<std::pair<uint64_t, int>> used;  // (words of the call, place in them)
+  for (uint32_t col = 0; col < 4096; col++) {
+    const Philox random = dropout.octet(3, 17, col);
+    const uint64_t call = uint64_t(random.word[0]) << 32 | random.word[1];
+    EXPECT(used.emplace(call, int(col / 8 % 4 * 2 + col % 2)).second, "column ", col);
+    const uint32_t group = col / 32 * 32, quad = col / 2 % 4;
+    for (uint32_t i = 0; i < 4; i++)
+      for (uint32_t bit = 0; bit < 2; bit++) {
+        const uint32_t other = group + 8 * i + 2 * quad + bit;
+        EXPECT(dropout.keep(random, other) == dropout.keep(3, 17, other), "column ", col, " serves ", other);
+      }
+  }
+}
+
+std::vector<float> kept(float p, int64_t seed, int64_t offset, uint32_t head, int rows, int cols) {
+  const int64_t state[] = {seed, offset};
+  const Dropout dropout = Dropout::of(p, state);
+  std::vector<float> matrix;
+  for (int i = 0; i < rows; i++)
+    for (int j = 0; j < cols; j++) matrix.push_back(dropout.keep(head, i, j) ? dropout.scale : 0.f);
+  return matrix;
+}
+
+double mean(const std::vector<float>& x) {
+  double sum = 0;
+  for (float value : x) sum += value;
+  return sum / double(x.size());
+}
+
+// Correlation of two sets of kept entries, in standard deviations of independent ones.
+double correlation(const std::vector<float>& a, const std::vector<float>& b) {
+  const double ma = mean(a), mb = mean(b);
+  double ab = 0, aa = 0, bb = 0;
+  for (size_t i = 0; i < a.size(); i++)
+    ab += (a[i] - ma) * (b[i] - mb), aa += (a[i] - ma) * (a[i] - ma), bb += (b[i] - mb) * (b[i] - mb);
+  return ab / std::sqrt(aa * bb) * std::sqrt(double(a.size()));
+}
+
+void test_statistics() {
+  constexpr int kRows = 512, kCols = 512;
+  for (float p : {0.01f, 0.1f, 0.5f, 0.9f}) {
+    const std::vector<float> a = kept(p, 7, 1, 0, kRows, kCols);
+    const double deviation = std::sqrt(p / (1. - p) / (kRows * kCols));  // of the mean of kept, scaled entries: 1
+    EXPECT(std::abs(mean(a) - 1.) < 5 * deviation + 1e-4, "p ", p, ": mean ", mean(a));
+    for (int lag : {1, 2, 8, 16, 32, kCols}) {
+      const std::vector<float> first(a.begin(), a.end() - lag), second(a.begin() + lag, a.end());
+      EXPECT(std::abs(correlation(first, second)) < 5, "p ", p, " lag ", lag, ": ", correlation(first, second));
+    }
+    EXPECT(std::abs(correlation(a, kept(p, 8, 1, 0, kRows, kCols))) < 5, "another seed");
+    EXPECT(std::abs(correlation(a, kept(p, 7 + (int64_t(1) << 40), 1, 0, kRows, kCols))) < 5, "another high seed");
+    EXPECT(std::abs(correlation(a, kept(p, 7, 2, 0, kRows, kCols))) < 5, "another offset");
+    EXPECT(std::abs(correlation(a, kept(p, 7, 1, 1, kRows, kCols))) < 5, "another head");
+  }
+}
+
+void test_ends() {
+  const int64_t state[] = {1, 2};
+  EXPECT(mean(kept(0.f, 1, 2, 0, 64, 64)) == 1., "p = 0 keeps all");
+  EXPECT(Dropout::of(0.5f, state).threshold == 32768 && Dropout::of(0.5f, state).scale == 2.f, "p = 0.5");
+}
+
+}  // namespace
+
+int main() {
+  test_published_vectors();
+  test_bits_are_not_shared();
+  test_statistics();
+  test_ends();
+  return flash::test::finish("dropout");
+}
