@@ -20,6 +20,16 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
+// Whether this arrival was the last one that the current phase waited for.
+__device__ __forceinline__ bool mbarrier_arrive_is_last(uint32_t bar) {
+  uint32_t pending;
+  asm volatile(
+      "{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%1];\nmbarrier.pending_count.b64 %0, state;\n}"
+      : "=r"(pending)
+      : "r"(bar)
+      : "memory");
+  return pending == 1;
+}
 // One arrival; the phase completes only after `bytes` more bytes have been copied.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");

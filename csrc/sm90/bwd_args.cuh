@@ -1,0 +1,130 @@
+// What the kernels of the backward are given, and what a thread block derives from it.
+#pragma once
+
+#include <cuda.h>
+
+#include "../attn/numeric.cuh"
+#include "../attn/seqlen.h"
+#include "bwd_layout.h"
+#include "bwd_tile.h"
+
+namespace flash::sm90 {
+
+struct BwdArgs {
+  CUtensorMap map_q, map_k, map_v, map_dout;
+  BwdParams p;
+  BwdOrder order;
+  int64_t bands;    // of one head in the workspace
+  float* stats;     // (num_heads, bands, 2, 16)
+  float* dq_accum;  // (num_heads, bands, head_dim / 8, 32, 4)
+  float lse_scale;  // stats hold lse times this: log2(e) in plain variants, 1 in general ones
+  // What an index of (batch, head) is multiplied with to give a coordinate of the maps: 0 in expanded dimensions.
+  struct Step {
+    int batch, head;
+  } step_q, step_k, step_v, step_dout;
+};
+
+// The type of one kernel: dtype, head dims and variant, and the numbers that follow from them.
+template <DType kDType_, int kHeadDim_, bool kGeneral_>
+struct BwdTraits {
+  static constexpr DType kDType = kDType_;
+  using T = Element<kDType>;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr bool kGeneral = kGeneral_;
+  static constexpr BwdTile kTile = bwd_tile(kHeadDim);
+  static constexpr int kBlockM = kTile.block_m, kBlockN = kTile.block_n;
+  static constexpr int kStages = kTile.stages, kDsStages = kTile.ds_stages;
+  static constexpr int kMainWarpgroups = kBlockN / 64;
+  static constexpr int kMainWarps = 4 * kMainWarpgroups;
+  static constexpr int kThreads = 128 * (kMainWarpgroups + 1);
+  static constexpr int kPanels = ceil_div(kHeadDim, 64);  // of 64 columns: what one copy brings
+  static constexpr bool kJoint = kTile.joint, kKvInRegisters = kTile.kv_in_registers;
+
+  static constexpr int kKvBytes = kPanels * kBlockN * 128;
+  static constexpr int kQBytes = kPanels * kBlockM * 128;
+  static constexpr int kStatsBytes = kBlockM * 2 * int(sizeof(float));
+  static constexpr int kDsBytes = kMainWarpgroups * kBlockM * 128;
+};
+
+// The keys of this thread block and the queries that see them. Lies in shared memory: the main warpgroups have no registers
+// to spare, and all but the ranges is needed rarely.
+struct BwdBlock {
+  int batch, head_kv, n_block;
+  SeqInfo seq;
+  int rows_k;          // rows of dk and dv that belong to the segment: seqlen_k and the unused ones behind it
+  Band band;
+  BwdSteps steps;
+  BlockRange mine[2];  // the queries that see the 64 keys of each main warpgroup
+  int foreign_m;       // the tile of queries that holds rows of another segment; -1: none
+  int64_t band0;       // first band of the segment's queries
+
+  __device__ bool empty() const { return steps.count < 0; }  // the segment has no such keys
+
+  // Number `index` in the order of blocks of `block_n` keys.
+  __device__ static BwdBlock of(const BwdArgs& args, int64_t index, int block_m, int block_n) {
+    BwdBlock b{};
+    const AttnParams& p = args.p;
+    const BwdOrder::Item item = args.order.at(index);
+    b.batch = item.head / p.num_heads_kv;
+    b.head_kv = item.head % p.num_heads_kv;
+    b.n_block = item.n_block;
+    b.seq = SeqInfo::of(p, b.batch);
+    b.rows_k = SeqInfo::rows_of_k(p, b.batch);
+    if (b.n_block * block_n >= b.rows_k) {
+      b.steps.count = -1;
+      return b;
+    }
+    b.band = Band::of(p, b.seq);
+    const BlockRange range = query_blocks(b.band, b.n_block * block_n, block_n, block_m);
+    b.steps = {range.begin, range.count(), p.num_heads / p.num_heads_kv};
+    for (int w = 0; w < block_n / 64; w++)
+      b.mine[w] = query_blocks(b.band, b.n_block * block_n + 64 * w, 64, block_m);
+    b.foreign_m = p.cu_seqlens_q && b.seq.seqlen_q % block_m ? b.seq.seqlen_q / block_m : -1;
+    const int64_t q0 = p.cu_seqlens_q ? b.seq.q0 : int64_t(b.batch) * p.seqlen_q;
+    b.band0 = first_band(q0, b.batch);
+    return b;
+  }
+};
+
+// Parity of the barriers of a ring of `kCount` buffers in step `index`, for the side that waits for the first fill.
+// Computed, not carried along: registers are short.
+template <int kCount>
+__device__ __forceinline__ uint32_t phase_of(int index) {
+  return uint32_t(index) / kCount % 2;
+}
+
+// Shared memory: byte offsets from its 1024-byte aligned start, and the barriers.
+//
+//   barrier    arrivals                        who waits                       first wait
+//   kv_full    1 + bytes of K and V            everybody, once                 parity 0
+//   full       1 + bytes of Q, dO, stats       main warpgroups                 parity 0
+//   empty      every main warp                 nobody: the last main warp to release a stage refills it
+//   ds_full    every main warp                 dQ warpgroup                    parity 0
+//   ds_empty   every dQ warp                   main warpgroups                 parity 1
+template <class Traits>
+struct BwdSmem {
+  uint32_t base;
+
+  static constexpr int kK = 0, kV = kK + Traits::kKvBytes;
+  static constexpr int kQ = kV + Traits::kKvBytes, kDout = kQ + Traits::kStages * Traits::kQBytes;
+  static constexpr int kDs = kDout + Traits::kStages * Traits::kQBytes;
+  static constexpr int kStats = kDs + Traits::kDsStages * Traits::kDsBytes;
+  static constexpr int kBarriers = kStats + Traits::kStages * Traits::kStatsBytes;
+  static constexpr int kBlock = kBarriers + 8 * (1 + 2 * Traits::kStages + 2 * Traits::kDsStages);
+  static constexpr int kBytes = kBlock + int(sizeof(BwdBlock));
+  static_assert(kBytes <= 227 * 1024);
+
+  __device__ uint32_t k() const { return base + kK; }  // [kPanels][kBlockN][64]
+  __device__ uint32_t v() const { return base + kV; }
+  __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kQBytes; }  // [kPanels][kBlockM][64]
+  __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kQBytes; }
+  __device__ uint32_t ds(int stage) const { return base + kDs + stage * Traits::kDsBytes; }  // [kBlockN/64][kBlockM][64]
+  __device__ uint32_t stats(int stage) const { return base + kStats + stage * Traits::kStatsBytes; }  // [kBlockM/16][2][16]
+  __device__ uint32_t kv_full() const { return base + kBarriers; }
+  __device__ uint32_t full(int stage) const { return base + kBarriers + 8 * (1 + stage); }
+  __device__ uint32_t empty(int stage) const { return full(Traits::kStages + stage); }
+  __device__ uint32_t ds_full(int stage) const { return full(2 * Traits::kStages + stage); }
+  __device__ uint32_t ds_empty(int stage) const { return full(2 * Traits::kStages + Traits::kDsStages + stage); }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,167 @@
+// A main warpgroup: 64 keys. For every tile of queries that sees them it computes P and dS, adds to dK and dV in
+// registers and hands dS to the dQ warpgroup through shared memory. Main warpgroups do not wait for each other.
+#pragma once
+
+#include "../ptx/named_barrier.cuh"
+#include "bwd_loads.cuh"
+#include "bwd_products.cuh"
+#include "bwd_scores.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+struct MainWarpgroup {
+  using T = typename Traits::T;
+  static constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
+  static constexpr bool kSeparateFactor = Traits::kGeneral && !Traits::kJoint;  // P for dV and for dS differ
+
+  const BwdArgs& args;
+  const BwdBlock& block;
+  const BwdSmem<Traits> smem;
+  const int warpgroup;
+  int index = 0, m_block;  // of the step
+  int stage = 0;             // of its Q and dO
+
+  using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
+  using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
+
+  float acc_dk[kHeadDim / 2], acc_dv[kHeadDim / 2];  // 64 x kHeadDim
+  KeyFragments<Traits> k_fragments, v_fragments;
+
+  __device__ __forceinline__ MainWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
+                                           int warpgroup)
+      : args(args), block(block), smem(smem), warpgroup(warpgroup), m_block(block.steps.begin) {
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; i++) acc_dk[i] = acc_dv[i] = 0.f;
+  }
+
+  __device__ __forceinline__ void issue_s(Scores& acc_s) {
+    const ptx::Descriptor q = ptx::Descriptor::of(smem.q(stage));
+    if constexpr (Traits::kKvInRegisters) issue_scores<Traits>(acc_s, k_fragments, q);
+    else issue_scores<Traits>(acc_s, ptx::Descriptor::of(smem.k() + warpgroup * 8192), q);
+  }
+  __device__ __forceinline__ void issue_dp(Scores& acc_dp) {
+    const ptx::Descriptor dout = ptx::Descriptor::of(smem.dout(stage));
+    if constexpr (Traits::kKvInRegisters) issue_scores<Traits>(acc_dp, v_fragments, dout);
+    else issue_scores<Traits>(acc_dp, ptx::Descriptor::of(smem.v() + warpgroup * 8192), dout);
+  }
+  __device__ __forceinline__ void issue_dv(Fragments& p) {
+    issue_gradients<Traits, kHeadDim>(acc_dv, p, ptx::Descriptor::of(smem.dout(stage), kBlockM * 128));
+  }
+  __device__ __forceinline__ void issue_dk(Fragments& ds) {
+    issue_gradients<Traits, kHeadDim>(acc_dk, ds, ptx::Descriptor::of(smem.q(stage), kBlockM * 128));
+  }
+
+  // The first of this thread's two keys, within the segment.
+  __device__ __forceinline__ int key() const {
+    return block.n_block * Traits::kBlockN + warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
+
+  // S -> P
+  template <bool kMasked>
+  __device__ __forceinline__ void make_p(Scores& acc_s, Fragments& p, Fragments& factor) {
+    const uint32_t stats = smem.stats(stage);
+    const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
+    if constexpr (Traits::kGeneral) {
+      const int head = block.head_kv * block.steps.group + block.steps.at(index).head;
+      const GeneralScores general = GeneralScores::of(args.p, block.batch, head);
+      general.exponentials<T>(acc_s, p, stats, block.band, key(), first_query);
+      if constexpr (kSeparateFactor) pack_fragments<T>(acc_s, factor);
+    } else {
+      exponentials(acc_s, stats, args.p.softmax_scale * kLog2e);
+      if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block.band, key(), first_query));
+      pack_fragments<T>(acc_s, p);
+    }
+  }
+
+  // dP -> dS
+  template <bool kMasked>
+  __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Fragments& factor,
+                                          const Scores& acc_dp, Fragments& ds) {
+    const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
+    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(stage), dropout_scale, [&](int i) {
+      if constexpr (Traits::kJoint) return float2{acc_s[i], acc_s[i + 1]};
+      else if constexpr (kSeparateFactor) return unpack2(factor[i / 8][i / 2 % 4], T());
+      else return unpack2(p[i / 8][i / 2 % 4], T());
+    });
+  }
+
+  // dS, or zeros where this warpgroup's keys are not seen, to the dQ warpgroup.
+  __device__ __forceinline__ void hand_over_ds(const Fragments& ds) {
+    const int slot = index % Traits::kDsStages;
+    ptx::mbarrier_wait(smem.ds_empty(slot), phase_of<Traits::kDsStages>(index) ^ 1);
+    store_transposed<kBlockM>(smem.ds(slot) + warpgroup * kBlockM * 128, ds);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.ds_full(slot));
+  }
+
+  // Queries beyond the segment in the stage's tiles: rows of the next segment, or behind the last one.
+  __device__ __forceinline__ void clear_foreign_queries(int rows) {
+    const int thread = threadIdx.x % 128;
+    zero_rows<128>(smem.q(stage), Traits::kPanels, kBlockM, rows, thread);
+    zero_rows<128>(smem.dout(stage), Traits::kPanels, kBlockM, rows, thread);
+    if (warpgroup == 0) ptx::bar_sync(1, 128);
+    else ptx::bar_sync(2, 128);
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step() {
+    Scores acc_s, acc_dp;
+    Fragments p, ds, factor;
+    issue_s(acc_s);
+    if constexpr (Traits::kJoint) {
+      issue_dp(acc_dp);
+      ptx::wgmma_wait_group<1>();
+      ptx::pin(acc_s);
+      make_p<kMasked>(acc_s, p, factor);
+      ptx::wgmma_wait_group<0>();
+      ptx::pin(acc_dp);
+      make_ds<kMasked>(acc_s, p, factor, acc_dp, ds);
+      issue_dv(p);
+    } else {
+      ptx::wgmma_wait_group<0>();
+      ptx::pin(acc_s);
+      make_p<kMasked>(acc_s, p, factor);
+      issue_dp(acc_dp);
+      issue_dv(p);
+      ptx::wgmma_wait_group<1>();
+      ptx::pin(acc_dp);
+      make_ds<kMasked>(acc_s, p, factor, acc_dp, ds);
+    }
+    issue_dk(ds);
+    hand_over_ds(ds);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(acc_dv);
+    ptx::pin(acc_dk);
+    ptx::pin(p);
+    ptx::pin(ds);
+  }
+
+  __device__ __forceinline__ void skip() {
+    const Fragments ds = {};
+    hand_over_ds(ds);
+  }
+
+  __device__ __forceinline__ void run() {
+    if constexpr (Traits::kKvInRegisters) {
+      k_fragments.load(smem.k(), warpgroup);
+      v_fragments.load(smem.v(), warpgroup);
+    }
+    const BlockRange& mine = block.mine[warpgroup];
+    const int total = block.steps.total();
+#pragma unroll 1
+    for (; index < total; index++) {
+      ptx::mbarrier_wait(smem.full(stage), phase_of<Traits::kStages>(index));
+      if (m_block == block.foreign_m) clear_foreign_queries(block.seq.seqlen_q - m_block * kBlockM);
+      if (m_block < mine.begin || m_block >= mine.end) skip();
+      else if (Traits::kGeneral || mine.needs_mask(m_block)) step<true>();
+      else step<false>();
+      release_queries<Traits>(args, block, smem, stage, index);
+      if (++stage == Traits::kStages) stage = 0;
+      m_block = block.steps.after(m_block);
+    }
+  }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,128 @@
+// Host side of the Hopper backward: workspace, tensor maps, the three launches.
+#pragma once
+
+#include "../attn/launch.cuh"
+#include "../ptx/tensor_map.h"
+#include "bwd_kernel.cuh"
+#include "bwd_postprocess.cuh"
+#include "bwd_preprocess.cuh"
+
+namespace flash::sm90 {
+
+// Heads whose queries, output gradients and dq_accum (8 bytes per element) stay in the L2 cache together.
+inline int heads_in_l2(const BwdParams& p) {
+  constexpr int64_t kBytes = 40 << 20;
+  const int64_t head = int64_t(8) * p.seqlen_q * p.head_dim * (p.num_heads / p.num_heads_kv);
+  int heads = 1;
+  while (heads * 2 * head <= kBytes && heads < p.batch * p.num_heads_kv) heads *= 2;
+  return heads;
+}
+
+inline CUtensorMap bwd_map(const Strided& t, const BwdParams& p, bool keys, int heads, int columns, int rows,
+                           const char* name) {
+  const bool packed = keys ? p.cu_seqlens_k != nullptr : p.cu_seqlens_q != nullptr;
+  const int64_t length = packed ? (keys ? p.total_k : p.total_q) : (keys ? p.seqlen_k : p.seqlen_q);
+  return ptx::tensor_map(t, {length, heads, packed ? 1 : p.batch, columns}, p.dtype, rows, name);
+}
+
+inline BwdArgs::Step coordinate_steps(const Strided& t) {
+  return {ptx::coordinate_step(t.batch), ptx::coordinate_step(t.head)};
+}
+
+// What ordinary 16-byte loads and stores need.
+inline void check_aligned(const Strided& t, const char* name) {
+  FLASH_CHECK_ARG(ptx::tma_can_read(t, 2), name, " needs a 16-byte aligned address and strides in multiples of 8 elements, got strides (",
+                  t.batch, ", ", t.row, ", ", t.head, ")");
+}
+
+inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k, bool general) {
+  FLASH_CHECK_ARG(p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0, "head_dim must be a multiple of 8, got ", p.head_dim,
+                  " and ", p.head_dim_v);
+  check_aligned(p.out, "out");
+  check_aligned(p.dq, "dq");
+  check_aligned(p.dk, "dk");
+  check_aligned(p.dv, "dv");
+  const BwdWorkspace w = BwdWorkspace::of(p, block_m);
+  BwdArgs a;
+  a.map_q = bwd_map(p.q, p, false, p.num_heads, p.head_dim, block_m, "q");
+  a.map_k = bwd_map(p.k, p, true, p.num_heads_kv, p.head_dim, rows_k, "k");
+  a.map_v = bwd_map(p.v, p, true, p.num_heads_kv, p.head_dim_v, rows_k, "v");
+  a.map_dout = bwd_map(p.dout, p, false, p.num_heads, p.head_dim_v, block_m, "dout");
+  a.step_q = coordinate_steps(p.q);
+  a.step_k = coordinate_steps(p.k);
+  a.step_v = coordinate_steps(p.v);
+  a.step_dout = coordinate_steps(p.dout);
+  a.p = p;
+  const int heads = p.batch * p.num_heads_kv;
+  const bool uneven = p.window_right >= 0 && p.window_left < 0;  // causal: the first keys have the most work
+  a.order = {ceil_div(p.seqlen_k, block_n), heads, uneven ? heads_in_l2(p) : 1};
+  a.bands = w.bands;
+  char* workspace = static_cast<char*>(p.workspace);
+  a.stats = reinterpret_cast<float*>(workspace + w.stats);
+  a.dq_accum = reinterpret_cast<float*>(workspace + w.dq_accum);
+  a.lse_scale = general ? 1.f : kLog2e;
+  return a;
+}
+
+template <class... Params, class... Args>
+void launch_dependent(const char* name, void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes,
+                      cudaStream_t stream, const Args&... args) {
+  FLASH_CHECK_ARG(blocks <= INT32_MAX, name, " needs ", blocks, " thread blocks: at most ", INT32_MAX);
+  if (blocks == 0) return;
+  allow_shared_memory(kernel, shared_bytes);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, args...), name);
+}
+
+template <class T, int kColumns>
+void launch_preprocess(const BwdArgs& args, cudaStream_t stream) {
+  const BwdParams& p = args.p;
+  const PreprocessGrid grid{ceil_div(p.seqlen_q, kBandRows), ceil_div(p.num_heads, PreprocessTile<kColumns>::kHeads)};
+  const int64_t blocks = grid.count(p.batch);
+  FLASH_CHECK_ARG(blocks <= INT32_MAX, "bwd_preprocess needs ", blocks, " thread blocks: at most ", INT32_MAX);
+  if (blocks == 0) return;
+  bwd_preprocess<T, kColumns><<<unsigned(blocks), kPreprocessThreads, 0, stream>>>(args, grid);
+  check_launch("bwd_preprocess");
+}
+
+template <class T>
+void launch_postprocess(const BwdArgs& args, cudaStream_t stream) {
+  const PostprocessGrid grid{ceil_div(args.p.seqlen_q, kBandRows)};
+  launch_dependent("bwd_postprocess", bwd_postprocess<T>, grid.count(args.p.batch, args.p.num_heads),
+                   32 * PostprocessGrid::kWarps, 0, stream, args, grid);
+}
+
+template <class Traits>
+void launch_bwd(const BwdParams& p, Stream stream) {
+  using T = typename Traits::T;
+  const DeviceGuard guard(p.device);
+  const cudaStream_t s = cuda_stream(stream);
+  const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, Traits::kGeneral);
+  launch_preprocess<T, 64 * (Traits::kPanels == 3 ? 4 : Traits::kPanels)>(args, s);
+  launch_dependent("bwd_sm90", bwd_kernel<Traits>, args.order.count(), Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
+  launch_postprocess<T>(args, s);
+}
+
+// Registered for the rows of one head_dim by the .cu files.
+template <int kRow>
+struct BwdSm90 {
+  static constexpr Key kKey = kInstances[kRow];
+  using Traits = BwdTraits<kKey.dtype, kKey.head_dim, kKey.variant == Variant::kGeneral>;
+  static void bwd(const BwdParams& p, Stream stream) { launch_bwd<Traits>(p, stream); }
+  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits::kBlockM).bytes; }
+};
+
+constexpr bool is_bwd_sm90(const Key& key, int head_dim) {
+  return key.pass == Pass::kBwd && key.arch == Arch::kSm90 && key.head_dim == head_dim;
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,67 @@
+// Where the backward keeps what its kernels hand to each other, and which thread block works on what.
+//
+// Query rows are kept in bands of 16: the rows of one warp of an accumulator. A segment of a packed batch starts a new
+// band, so that no band holds rows of two segments.
+//   stats     fp32 (num_heads, bands, 2, 16): LSE and delta of the band's rows
+//   dq_accum  fp32 (num_heads, bands, head_dim / 8, 32, 4): eight columns of a band lie as the 32 lanes of a warp hold
+//             them, four numbers each: rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}
+#pragma once
+
+#include "../attn/mask.h"
+
+namespace flash::sm90 {
+
+inline constexpr int kBandRows = 16;
+inline constexpr int kBandStats = 2 * kBandRows;  // fp32 numbers
+
+// First band of the segment that starts at row `q0`: segments before it have at most q0/16 + index bands.
+FLASH_HD int64_t first_band(int64_t q0, int batch_index) { return q0 / kBandRows + batch_index; }
+
+struct BwdWorkspace {
+  int64_t bands;           // of one head; a step may read the stats of a few bands behind the last one
+  int64_t stats, dq_accum;  // byte offsets
+  int64_t bytes;
+
+  static BwdWorkspace of(const AttnParams& p, int block_m) {
+    BwdWorkspace w{};
+    w.bands = p.total_q / kBandRows + p.batch + block_m / kBandRows;
+    w.stats = 0;
+    w.dq_accum = w.stats + p.num_heads * w.bands * kBandStats * int64_t(sizeof(float));
+    w.bytes = w.dq_accum + p.num_heads * w.bands * kBandRows * p.head_dim * int64_t(sizeof(float));
+    return w;
+  }
+};
+
+// The order of the thread blocks. Blocks of one key-value head share its queries through the L2 cache, so few heads are
+// visited at a time: a section. Within a section blocks with much work come first (causal: the first keys, which every
+// query sees), so that the last wave is short.
+struct BwdOrder {
+  int n_blocks, heads;  // heads: batch * num_heads_kv
+  int section;          // heads of a section
+
+  struct Item {
+    int n_block, head;
+  };
+  FLASH_HD Item at(int64_t index) const {
+    const int64_t per_section = int64_t(section) * n_blocks;
+    const int s = int(index / per_section), rest = int(index - s * per_section);
+    const int size = min_of(section, heads - s * section);
+    return {rest / size, s * section + rest % size};
+  }
+  FLASH_HD int64_t count() const { return int64_t(n_blocks) * heads; }
+};
+
+// One step of a thread block: a tile of queries of one of the heads that share its keys.
+struct BwdSteps {
+  int begin, count;  // tiles of queries of each head
+  int group;         // heads
+
+  struct Step {
+    int m_block, head;  // head: within the group
+  };
+  FLASH_HD int total() const { return count * group; }
+  FLASH_HD Step at(int index) const { return {begin + index % count, index / count}; }
+  FLASH_HD int after(int m_block) const { return m_block + 1 == begin + count ? begin : m_block + 1; }
+};
+
+}  // namespace flash::sm90

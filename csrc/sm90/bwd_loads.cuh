@@ -1,0 +1,72 @@
+// Copies into shared memory. Nobody is a producer by trade: a stage of Q and dO is refilled by the last main warp that
+// releases it, so a copy is issued at the earliest moment and waits for nothing.
+#pragma once
+
+#include "../ptx/fence.cuh"
+#include "../ptx/mbarrier.cuh"
+#include "../ptx/tma.cuh"
+#include "bwd_args.cuh"
+
+namespace flash::sm90 {
+
+// `kPanels` panels of 64 columns from row `row` of the segment: [kPanels][rows][64]
+template <int kPanels>
+__device__ __forceinline__ void load_tile(uint32_t dst, int panel_bytes, const CUtensorMap* map, uint32_t bar, int row,
+                                          int head, int batch) {
+#pragma unroll
+  for (int i = 0; i < kPanels; i++) ptx::tma_load(dst + i * panel_bytes, map, bar, 64 * i, row, head, batch);
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_keys(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem) {
+  const int row = int(block.seq.k0) + block.n_block * Traits::kBlockN;
+  const int batch = args.p.cu_seqlens_k ? 0 : block.batch;
+  ptx::mbarrier_arrive_expect_tx(smem.kv_full(), 2 * Traits::kKvBytes);
+  load_tile<Traits::kPanels>(smem.k(), Traits::kBlockN * 128, &args.map_k, smem.kv_full(), row,
+                             block.head_kv * args.step_k.head, batch * args.step_k.batch);
+  load_tile<Traits::kPanels>(smem.v(), Traits::kBlockN * 128, &args.map_v, smem.kv_full(), row,
+                             block.head_kv * args.step_v.head, batch * args.step_v.batch);
+}
+
+// Q, dO and their rows' stats of step `index` into a stage that nobody uses.
+template <class Traits>
+__device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
+                                             int stage, int index) {
+  const BwdSteps::Step step = block.steps.at(index);
+  const int head = block.head_kv * block.steps.group + step.head;
+  const int row = int(block.seq.q0) + step.m_block * Traits::kBlockM;
+  const int batch = args.p.cu_seqlens_q ? 0 : block.batch;
+  const int64_t band = head * args.bands + block.band0 + step.m_block * (Traits::kBlockM / kBandRows);
+  const uint32_t bar = smem.full(stage);
+  ptx::mbarrier_arrive_expect_tx(bar, 2 * Traits::kQBytes + Traits::kStatsBytes);
+  load_tile<Traits::kPanels>(smem.q(stage), Traits::kBlockM * 128, &args.map_q, bar, row, head * args.step_q.head,
+                             batch * args.step_q.batch);
+  ptx::bulk_load(smem.stats(stage), args.stats + band * kBandStats, bar, Traits::kStatsBytes);
+  load_tile<Traits::kPanels>(smem.dout(stage), Traits::kBlockM * 128, &args.map_dout, bar, row,
+                             head * args.step_dout.head, batch * args.step_dout.batch);
+}
+
+// Called by every main warp when it no longer needs the stage of step `index`.
+template <class Traits>
+__device__ __forceinline__ void release_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
+                                                int stage, int index) {
+  if (threadIdx.x % 32 == 0 && ptx::mbarrier_arrive_is_last(smem.empty(stage)) &&
+      index + Traits::kStages < block.steps.total()) {
+    ptx::mbarrier_wait(smem.empty(stage), phase_of<Traits::kStages>(index));  // passes at once; orders the others' reads before the copy
+    load_queries<Traits>(args, block, smem, stage, index + Traits::kStages);
+  }
+}
+
+// Rows [first, rows) of a tile become zeros: rows of another segment, or unused ones, may hold NaN, and 0 * NaN is NaN.
+// By kThreads threads, which synchronise afterwards.
+template <int kThreads>
+__device__ __forceinline__ void zero_rows(uint32_t tile, int panels, int rows, int first, int thread) {
+  const int chunks = (rows - first) * 8;  // of 16 bytes; whole rows, so the swizzle does not matter
+  for (int i = thread; i < panels * chunks; i += kThreads) {
+    const uint32_t address = tile + (i / chunks) * rows * 128 + first * 128 + (i % chunks) * 16;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(address), "r"(0) : "memory");
+  }
+  ptx::fence_proxy_async();
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,45 @@
+// After the backward: dq = softmax_scale * dq_accum in the dtype of q. One warp per band and head.
+#pragma once
+
+#include "../ptx/griddep.cuh"
+#include "bwd_epilogue.cuh"
+
+namespace flash::sm90 {
+
+struct PostprocessGrid {
+  int bands;  // of the longest segment
+  FLASH_HD int64_t count(int64_t batch, int heads) const { return ceil_div_64(int64_t(bands) * batch * heads, kWarps); }
+  static constexpr int kWarps = 4;
+  FLASH_HD static int64_t ceil_div_64(int64_t a, int64_t b) { return (a + b - 1) / b; }
+};
+
+template <class T>
+__global__ void __launch_bounds__(32 * PostprocessGrid::kWarps) bwd_postprocess(const __grid_constant__ BwdArgs args,
+                                                                                PostprocessGrid grid) {
+  const BwdParams& p = args.p;
+  const int64_t item = int64_t(blockIdx.x) * PostprocessGrid::kWarps + threadIdx.x / 32;  // heads vary fastest
+  const int head = int(item % p.num_heads), band = int(item / p.num_heads % grid.bands);
+  const int64_t batch_index = item / p.num_heads / grid.bands;
+  if (batch_index >= p.batch) return;
+  const int batch = int(batch_index);
+  const SeqInfo seq = SeqInfo::of(p, batch);
+  if (band * kBandRows >= seq.seqlen_q) return;
+  ptx::griddepcontrol_wait();
+
+  const int groups = p.head_dim / 8, lane = threadIdx.x % 32;
+  const int64_t band0 = first_band(p.cu_seqlens_q ? seq.q0 : int64_t(batch) * p.seqlen_q, batch) + band;
+  const float4* src = reinterpret_cast<const float4*>(args.dq_accum) + (head * args.bands + band0) * groups * 32 + lane;
+  T* dst = static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch, seq.q0, 0, head);
+#pragma unroll 2
+  for (int g = 0; g < groups; g += 4) {
+    float acc[16];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float4 x = g + i < groups ? __ldcs(src + (g + i) * 32) : float4{0.f, 0.f, 0.f, 0.f};
+      acc[4 * i] = x.x, acc[4 * i + 1] = x.y, acc[4 * i + 2] = x.z, acc[4 * i + 3] = x.w;
+    }
+    store_rows<T, 32>(dst + 8 * g, p.dq.row, band * kBandRows, seq.seqlen_q, p.head_dim - 8 * g, acc, p.softmax_scale);
+  }
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,165 @@
+// From S to P and from dP to dS, on the transposed tile that a main warpgroup holds: 64 keys (rows) x kBlockM queries
+// (columns). A thread owns the keys `key` and `key + 8` and, of every 8 queries, 2 * (lane % 4) + {0, 1}:
+// acc[4g + 2r + c] is key + 8r and query 8g + 2 * (lane % 4) + c.
+#pragma once
+
+#include "../attn/dropout.h"
+#include "../attn/score.h"
+#include "bwd_args.cuh"
+
+namespace flash::sm90 {
+
+// LSE (kWhich 0) or delta (kWhich 1) of this thread's two queries of group `g`, from [kBlockM/16][2][16]
+template <int kWhich>
+__device__ __forceinline__ float2 load_stats(uint32_t stats, int g) {
+  const uint32_t address = stats + (g / 2) * (kBandStats * 4) + kWhich * (kBandRows * 4) + (g % 2) * 32 + threadIdx.x % 4 * 8;
+  float2 x;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
+  return x;
+}
+
+__device__ __forceinline__ float2 unpack2(uint32_t x, __nv_bfloat16) {
+  return {__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000u)};
+}
+__device__ __forceinline__ float2 unpack2(uint32_t x, __half) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+}
+
+// Which of a thread's entries are visible: queries [begin[r], end[r]) of its two keys, counted from its first query.
+struct VisibleQueries {
+  int begin[2], end[2];
+
+  __device__ __forceinline__ static VisibleQueries of(const Band& band, int key, int first_query) {
+    VisibleQueries v;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      v.begin[r] = band.query_begin(key + 8 * r) - first_query;
+      v.end[r] = band.query_end(key + 8 * r) - first_query;
+    }
+    return v;
+  }
+  // Entry i of an accumulator; i is known when compiling.
+  __device__ __forceinline__ bool operator()(int i) const {
+    const int query = 8 * (i / 4) + i % 2, r = i / 2 % 2;
+    return query >= begin[r] && query < end[r];
+  }
+};
+
+// acc_s: S in, P out. Selecting after the exponential keeps whatever a hidden row holds out of the result.
+template <int kCount>
+__device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t stats, float scale_log2) {
+#pragma unroll
+  for (int g = 0; g < kCount / 4; g++) {
+    const float2 lse = load_stats<0>(stats, g);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float* s = acc_s + 4 * g + 2 * r;
+      s[0] = exp2_approx(fmaf(s[0], scale_log2, -lse.x));
+      s[1] = exp2_approx(fmaf(s[1], scale_log2, -lse.y));
+    }
+  }
+}
+
+template <int kCount>
+__device__ __forceinline__ void hide(float (&acc_s)[kCount], const VisibleQueries& visible) {
+#pragma unroll
+  for (int i = 0; i < kCount; i++) acc_s[i] = visible(i) ? acc_s[i] : 0.f;
+}
+
+// P as the A operand of dV: fragments of 16 queries.
+template <class T, int kCount>
+__device__ __forceinline__ void pack_fragments(const float (&acc)[kCount], uint32_t (&fragments)[kCount / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) fragments[i / 8][i / 2 % 4] = pack2<T>(acc[i], acc[i + 1]);
+}
+
+// The general variant: softcap, ALiBi, bias and dropout, as the call asks for.
+struct GeneralScores {
+  ScoreMod mod;
+  const void* bias;  // of this head, at query 0 and key 0; nullptr: none
+  int64_t bias_row, bias_col;
+  bool bias_is_f32;
+  Dropout dropout;
+  bool drop;
+  uint32_t dropout_head;  // batch * num_heads + head
+
+  __device__ static GeneralScores of(const BwdParams& p, int batch, int head) {
+    GeneralScores s;
+    s.mod = ScoreMod::of(p, batch, head);
+    s.bias_is_f32 = p.bias.is_f32;
+    s.bias = p.bias.ptr == nullptr ? nullptr
+                                   : static_cast<const char*>(p.bias.ptr) +
+                                         (batch * p.bias.batch + head * p.bias.head) * (p.bias.is_f32 ? 4 : 2);
+    s.bias_row = p.bias.row;
+    s.bias_col = p.bias.col;
+    s.drop = p.dropout_p > 0.f;
+    if (s.drop) s.dropout = Dropout::of(p.dropout_p, p.rng_state);
+    s.dropout_head = uint32_t(batch * p.num_heads + head);
+    return s;
+  }
+
+  template <class T>
+  __device__ __forceinline__ float load_bias(int query, int key) const {
+    const int64_t at = query * bias_row + key * bias_col;
+    return bias_is_f32 ? static_cast<const float*>(bias)[at] : to_float(static_cast<const T*>(bias)[at]);
+  }
+
+  // acc_s: S in; out P times d score / d S, negative where dropped. `p_fragments`: P without the dropped entries.
+  template <class T, int kCount>
+  __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&p_fragments)[kCount / 8][4],
+                                               uint32_t stats, const Band& band, int key, int first_query) const {
+    const VisibleQueries visible = VisibleQueries::of(band, key, first_query);
+#pragma unroll
+    for (int g = 0; g < kCount / 4; g++) {
+      const float2 lse = load_stats<0>(stats, g);
+      float kept_p[2][2];  // [key][query]
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int query = first_query + 8 * g + c;
+        const Philox random = drop ? dropout.octet(dropout_head, query, key) : Philox{};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int i = 4 * g + 2 * r + c, j = key + 8 * r;
+          const bool seen = visible(i);
+          const float raw = acc_s[i];
+          const float b = bias != nullptr && seen ? load_bias<T>(query, j) : 0.f;
+          const float s = mod(raw, abs(band.diagonal(query) - j), b);
+          const float p = seen ? exp2_approx((s - (c == 0 ? lse.x : lse.y)) * kLog2e) : 0.f;
+          const bool kept = !drop || dropout.keep(random, j);
+          kept_p[r][c] = kept ? p : 0.f;
+          const float factor = p * mod.derivative(raw);
+          acc_s[i] = kept ? factor : -factor;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) p_fragments[g / 2][g % 2 * 2 + r] = pack2<T>(kept_p[r][0], kept_p[r][1]);
+    }
+  }
+};
+
+// dS = factor * (dP - delta) as the A operand of dK. `factor(i)` gives what exponentials left of P for entries i and
+// i + 1. A factor of 0 gives 0 whatever dP and delta hold: rows beyond a segment may be NaN.
+template <class T, bool kDropout, bool kMasked, int kCount, class Factor>
+__device__ __forceinline__ void score_gradients(const float (&acc_dp)[kCount], uint32_t (&ds_fragments)[kCount / 8][4],
+                                                uint32_t stats, float dropout_scale, Factor factor) {
+#pragma unroll
+  for (int g = 0; g < kCount / 4; g++) {
+    const float2 delta = load_stats<1>(stats, g);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const int i = 4 * g + 2 * r;
+      const float2 f = factor(i);
+      float2 dp = {acc_dp[i], acc_dp[i + 1]};
+      if constexpr (kDropout) {
+        dp.x = signbit(f.x) ? 0.f : dp.x * dropout_scale;
+        dp.y = signbit(f.y) ? 0.f : dp.y * dropout_scale;
+      }
+      float2 ds = {f.x * (dp.x - delta.x), f.y * (dp.y - delta.y)};
+      if constexpr (kDropout) ds = {fabsf(f.x) * (dp.x - delta.x), fabsf(f.y) * (dp.y - delta.y)};
+      if constexpr (kMasked) ds = {f.x == 0.f ? 0.f : ds.x, f.y == 0.f ? 0.f : ds.y};
+      ds_fragments[i / 8][i / 2 % 4] = pack2<T>(ds.x, ds.y);
+    }
+  }
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,69 @@
+// Tile numbers of the Hopper backward: one row per head_dim, each with its reason. bench.tune builds other rows by
+// -DFLASH_TUNE_BWD_...=n without editing this file.
+#pragma once
+
+#include "../attn/host_device.h"
+
+namespace flash::sm90 {
+
+struct BwdTile {
+  int block_m;          // queries of one step
+  int block_n;          // keys of a thread block; 64 per main warpgroup, or 64 per block of a cluster pair
+  int stages;           // Q and dO tiles in shared memory
+  int ds_stages;        // dS tiles between the main warpgroups and the one that computes dQ
+  bool joint;           // S and dP in flight together; P stays in fp32 for dS. Otherwise dS takes P rounded to 16 bit
+  bool kv_in_registers; // K and V as register operands of S and dP: they are read from shared memory once
+  int dq_columns;       // columns of dQ that are computed at once: decides its registers
+  int registers_main, registers_dq;  // of a thread; two main warpgroups and one for dQ share 504
+};
+
+#ifdef FLASH_TUNE_BWD_STAGES
+inline constexpr int kTuneBwdStages = FLASH_TUNE_BWD_STAGES;
+#else
+inline constexpr int kTuneBwdStages = 0;
+#endif
+#ifdef FLASH_TUNE_BWD_DS_STAGES
+inline constexpr int kTuneBwdDsStages = FLASH_TUNE_BWD_DS_STAGES;
+#else
+inline constexpr int kTuneBwdDsStages = 0;
+#endif
+#ifdef FLASH_TUNE_BWD_JOINT
+inline constexpr int kTuneBwdJoint = FLASH_TUNE_BWD_JOINT;
+#else
+inline constexpr int kTuneBwdJoint = -1;
+#endif
+#ifdef FLASH_TUNE_BWD_KV_IN_REGISTERS
+inline constexpr int kTuneBwdKvInRegisters = FLASH_TUNE_BWD_KV_IN_REGISTERS;
+#else
+inline constexpr int kTuneBwdKvInRegisters = -1;
+#endif
+#ifdef FLASH_TUNE_BWD_REGISTERS_DQ
+inline constexpr int kTuneBwdRegistersDq = FLASH_TUNE_BWD_REGISTERS_DQ;
+#else
+inline constexpr int kTuneBwdRegistersDq = 0;
+#endif
+
+constexpr BwdTile bwd_tile_row(int head_dim) {
+  // head_dim 64: accumulators are small, so P keeps fp32 and K and V fit into registers, which frees the
+  //   shared memory's bandwidth (80 % of the products' time instead of 100 %).
+  // head_dim 96, 128: S and dP take turns in registers; dQ in pieces of 64 columns so that 72 registers do.
+  //            m   n  stages ds  joint  kv_regs dq  main dq
+  if (head_dim <= 64) return {64, 128, 3, 2, true, true, 64, 216, 72};
+  if (head_dim <= 96) return {64, 128, 3, 2, false, false, 96, 208, 88};
+  return {64, 128, 3, 2, false, false, 64, 216, 72};
+}
+
+constexpr BwdTile bwd_tile(int head_dim) {
+  BwdTile t = bwd_tile_row(head_dim);
+  if (kTuneBwdStages > 0) t.stages = kTuneBwdStages;
+  if (kTuneBwdDsStages > 0) t.ds_stages = kTuneBwdDsStages;
+  if (kTuneBwdJoint >= 0) t.joint = kTuneBwdJoint;
+  if (kTuneBwdKvInRegisters >= 0) t.kv_in_registers = kTuneBwdKvInRegisters;
+  if (kTuneBwdRegistersDq > 0) {
+    t.registers_dq = kTuneBwdRegistersDq;
+    t.registers_main = (504 - kTuneBwdRegistersDq) / 2 / 8 * 8;
+  }
+  return t;
+}
+
+}  // namespace flash::sm90
