@@ -202,7 +202,10 @@ def _sustained() -> list[Case]:
 
 
 def _generations() -> list[Case]:
-    return [replace(case, case="generations") for case in _grid("fwd", head_dims=(64, 128), seqlens=(1024, 4096))]
+    """The same shapes through every path; backward and fp8 where a path has them."""
+    shapes = {"head_dims": (64, 128), "seqlens": (1024, 4096)}
+    grids = [*_grid("fwd", **shapes), *_grid("bwd", **shapes), *_grid("fp8", dtype="e4m3", **shapes)]
+    return [replace(case, case="generations") for case in grids]
 
 
 def _overhead() -> list[Case]:
