@@ -246,8 +246,13 @@ def canonical(q: Tensor, extras: Extras, dropout_p: float) -> Extras:
     if sinks is not None:
         sinks = sinks.float().contiguous()
     if dropout_p:
-        rng_state = torch.randint(0, 2**62, (2,), dtype=torch.int64, device=q.device)
+        rng_state = new_rng_state(q.device)
     return Extras(cu_q, cu_k, seqused_k, slopes, bias, sinks, rng_state)
+
+
+def new_rng_state(device: torch.device) -> Tensor:
+    """Seed and offset of one call's dropout, from the device's generator: never waits, right under graph capture."""
+    return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
 
 
 def is_float8(*tensors: Tensor) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from . import ops, reference
+from .call import new_rng_state
 from .interface import flash_attn_varlen_func, forward
 
 _FEW = 4096  # the mean over fewer numbers than this is itself noisy
@@ -40,15 +41,23 @@ class Problem:
         return "cu_seqlens_q" in self.options
 
     @property
+    def rows(self) -> int:
+        """Rows of packed queries that a segment owns."""
+        return int(self.options["cu_seqlens_q"][-1])
+
+    @property
     def differentiable(self) -> dict[str, Tensor]:
         extras = {name: self.options.get(name) for name in ("attn_bias", "sinks")}
         return {"q": self.q, "k": self.k, "v": self.v, **{n: t for n, t in extras.items() if t is not None}}
 
     def gradients_in(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """The same random incoming gradients whatever the path and dtype; rows that no segment owns get none."""
+        """The same random incoming gradients whatever the path and dtype; NaN in rows that no segment owns."""
         generator = torch.Generator("cpu").manual_seed(self.seed)
         dout = torch.randn(out.shape, generator=generator).to(out.device, self.q.dtype)
         dlse = torch.randn(lse.shape, generator=generator).to(lse.device) * self.with_lse_gradient
+        if self.packed:
+            dout[self.rows :] = math.nan
+            dlse[:, self.rows :] = math.nan
         return dout.to(out.dtype), dlse.to(lse.dtype)
 
     def run(self, path: str | None = None, backward: bool = True) -> dict[str, Tensor]:
@@ -72,10 +81,16 @@ class Problem:
 
         leaves = {name: leaf(t) for name, t in self.differentiable.items()}
         options = {name: leaves.get(name, value) for name, value in self.options.items()}
+        if self.options.get("dropout_p"):
+            torch.manual_seed(self.seed)
         if attention is reference.attention:
+            if self.options.get("dropout_p"):
+                options["rng_state"] = new_rng_state(self.q.device)
             options = {n: x for n, x in options.items() if n not in ("max_seqlen_q", "max_seqlen_k", "deterministic")}
         out, lse = attention(leaves["q"], leaves["k"], leaves["v"], **options)
         results = {"out": out.detach(), "lse": lse.detach()}
+        if self.packed:
+            results = {"out": out.detach()[: self.rows], "lse": lse.detach()[:, : self.rows]}
         if backward:
             torch.autograd.backward((out, lse), self.gradients_in(out, lse))
             results |= {f"d{name}": t.grad for name, t in leaves.items()}

@@ -1,0 +1,37 @@
+"""Paths that this machine can test. Tests that need a CUDA device are marked ``gpu`` and skipped without one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flash_ext
+from flash_ext.testing import device_of
+
+CPU_PATHS = ("reference", "cpu")
+GPU_PATHS = ("simt", "sm80", "sm90")
+PATHS = [*CPU_PATHS, *(pytest.param(path, marks=pytest.mark.gpu) for path in GPU_PATHS)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest):
+    """Every path in turn, in use for the length of the test."""
+    with flash_ext.use_path(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def device(path: str) -> str:
+    return device_of(path)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
