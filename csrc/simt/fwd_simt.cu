@@ -13,8 +13,8 @@ struct FwdSimt {
 
   template <bool kCompact>
   static void run(const FwdParams& p, Stream stream) {
-    launch<T<kCompact>>(fwd_simt_kernel<T<kCompact>>, "fwd_simt", p, ceil_div(p.seqlen_q, T<kCompact>::kBlockM),
-                        p.num_heads, stream);
+    launch<T<kCompact>>(fwd_simt_kernel<T<kCompact>>, "fwd_simt", p,
+                        grid_of(p.seqlen_q, T<kCompact>::kBlockM, p.num_heads, p.batch), stream);
   }
 
   static void fwd(const FwdParams& p, Stream stream) {

@@ -64,16 +64,19 @@ inline int shared_memory_limit(int device) {
   return bytes;
 }
 
-// Runs `kernel` with one CTA per block of each head of each sequence.
+// Runs `kernel` with `grid` CTAs.
 template <class T, class Params>
-void launch(void (*kernel)(Params), const char* name, const Params& params, int64_t blocks, int64_t heads, Stream stream) {
-  const int64_t grid = blocks * heads * params.batch;
+void launch(void (*kernel)(Params), const char* name, const Params& params, int64_t grid, Stream stream) {
   if (grid == 0) return;
-  FLASH_CHECK_ARG(grid < (int64_t(1) << 31), name, ": ", blocks, " blocks x ", heads, " heads x batch ", params.batch,
-                  " exceed a grid of 2^31 - 1");
+  FLASH_CHECK_ARG(grid < (int64_t(1) << 31), name, " would need a grid of ", grid, " CTAs, the limit is 2^31 - 1");
   allow_shared_memory(kernel, T::kSharedBytes);
   kernel<<<unsigned(grid), T::kThreads, T::kSharedBytes, cuda_stream(stream)>>>(params);
   check_launch(name);
+}
+
+// CTAs for every block of every head of every sequence.
+inline int64_t grid_of(int seqlen, int block, int heads, int batch) {
+  return int64_t(ceil_div(seqlen, block)) * heads * batch;
 }
 
 }  // namespace flash::simt

@@ -53,6 +53,16 @@ struct Tf32x3 {
 
   __device__ static float get(const float4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
+  // The tensor core truncates its sums, which over many products would add up: a few are summed from 0, then added with
+  // rounding.
+  template <int kR, int kC>
+  __device__ static void add(float (&acc)[kR][kC], const float (&sum)[kR][kC]) {
+#pragma unroll
+    for (int r = 0; r < kR; r++)
+#pragma unroll
+      for (int c = 0; c < kC; c++) acc[r][c] += sum[r][c];
+  }
+
   // acc[m][n] += sum over k of a[m][k] * b[n][k]. Of 32 k, lane q reads 8q ... 8q + 7: 16-byte pieces 2q and 2q + 1 of a row.
   // Two rows (g, g + 1) are read together, and rows are 4 floats out of step, so 8 lanes hit 8 different bank groups.
   template <int kStride, int kR, int kC>
@@ -61,31 +71,31 @@ struct Tf32x3 {
     b += lane_row() * kStride + 8 * lane_col();
 #pragma unroll 1
     for (int k = 0; k < depth; k += 32) {
+      float sum[kR][kC] = {};
 #pragma unroll
       for (int half = 0; half < 8; half += 4) {
         float4 a4[kR];
 #pragma unroll
         for (int r = 0; r < kR; r++) a4[r] = load_shared_4(a + r * kLaneRows * kStride + k + half);
 #pragma unroll
-        for (int step = 0; step < 4; step += 2) {
+        for (int c = 0; c < kC; c += 2) {
+          const float4 b4 = load_shared_4(b + c / 2 * 8 * kStride + k + half);
 #pragma unroll
-          for (int r = 0; r < kR; r += 2) {
-            const A a_step(get(a4[r], step), get(a4[r + 1], step), get(a4[r], step + 1), get(a4[r + 1], step + 1));
+          for (int step = 0; step < 4; step += 2) {
+            const B b_step(get(b4, step), get(b4, step + 1));
 #pragma unroll
-            for (int c = 0; c < kC; c += 2) {
-              const float4 b4 = load_shared_4(b + c / 2 * 8 * kStride + k + half);
-              mma_3x(acc[r][c], acc[r][c + 1], acc[r + 1][c], acc[r + 1][c + 1], a_step,
-                     B(get(b4, step), get(b4, step + 1)));
-            }
+            for (int r = 0; r < kR; r += 2)
+              mma_3x(sum[r][c], sum[r][c + 1], sum[r + 1][c], sum[r + 1][c + 1],
+                     A(get(a4[r], step), get(a4[r + 1], step), get(a4[r], step + 1), get(a4[r + 1], step + 1)), b_step);
           }
         }
       }
+      add(acc, sum);
     }
   }
 
   // acc[m][d] += sum over n of p[m][n] * b[n][d]. Columns 2q, 2q + 1 of p are slots q and q + 4 of the summed index, which is
   // where mma wants its left operand. Lane g reads columns 4g ... 4g + 3 of b for four products at a time.
-  // The tensor core truncates its sums, which over thousands of keys would add up: a tile is summed from 0 and then added.
   template <int kStride, int kR, int kC, int kP>
   __device__ static void accumulate(float (&acc)[kR][kC], const float (&p)[kR][kP], const float* b, float*) {
     b += 2 * lane_col() * kStride + 4 * lane_row();

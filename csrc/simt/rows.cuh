@@ -34,6 +34,16 @@ __device__ __forceinline__ void copy_16(float* shared, const void* global, bool 
 #endif
 }
 
+// The same for 4 bytes.
+__device__ __forceinline__ void copy_4(float* shared, const float* global, bool valid) {
+#if __CUDA_ARCH__ >= 800
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid ? 4 : 0) : "memory");
+#else
+  *shared = valid ? *global : 0.f;
+#endif
+}
+
 // All copies that this thread has begun have landed; __syncthreads makes them visible to the others.
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800

@@ -1,0 +1,114 @@
+// dk and dv: a CTA owns kBlockM keys of one kv head and streams past them the queries of every head of its group, kBlockN at
+// a time, so that grouped heads need neither expanded gradients nor a reduction. Score tiles are transposed: keys are rows.
+#pragma once
+
+#include "bwd_scores.cuh"
+#include "kernel.cuh"
+
+namespace flash::simt {
+
+// The queries that a CTA visits: block by block, head by head.
+struct QueryWalk {
+  BlockRange blocks;
+  int first_head, group;
+
+  __device__ int steps() const { return blocks.count() * group; }
+  __device__ int head(int step) const { return first_head + step / blocks.count(); }
+  __device__ int block(int step) const { return blocks.begin + step % blocks.count(); }
+};
+
+// lse and delta of rows row0 ... row0 + kRows - 1 to shared memory; rows that do not exist give 0 and are masked.
+template <int kRows>
+__device__ __forceinline__ void load_stats(float* sLse, float* sDelta, const BwdParams& p, const SeqInfo& seq, int batch_index,
+                                           int head, int row0) {
+  const int row = row0 + int(threadIdx.x) % kRows;
+  const bool valid = row < seq.seqlen_q;
+  if (threadIdx.x < kRows) {
+    const float* lse = p.lse.ptr + offset_of(p.lse, batch_index, seq.q0, valid ? row : 0, head);
+    const float* delta = p.delta.ptr + offset_of(p.delta, batch_index, seq.q0, valid ? row : 0, head);
+    copy_4(sLse + threadIdx.x, lse, valid);
+    copy_4(sDelta + threadIdx.x, delta, valid);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ QueryStats<T::kS> read_stats(const float* sLse, const float* sDelta) {
+  QueryStats<T::kS> stats;
+#pragma unroll
+  for (int c = 0; c < T::kS; c++) stats.set(c, sLse[T::Math::score_col(c)], sDelta[T::Math::score_col(c)]);
+  return stats;
+}
+
+// Q and dO have one buffer each: dO arrives while S is computed, the next Q while dv is.
+template <class T>
+__global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dkv_simt_kernel(const __grid_constant__ BwdParams p) {
+  using Math = typename T::Math;
+  static_assert(T::kBlockN <= T::kThreads);
+  extern __shared__ __align__(16) float shared[];
+  float* sK = shared;                            // (kBlockM, kHeadDim), rows kStride apart
+  float* sV = sK + T::kBlockM * T::kStride;      // (kBlockM, kHeadDim)
+  float* sQ = sV + T::kBlockM * T::kStride;      // (kBlockN, kHeadDim)
+  float* sdO = sQ + T::kBlockN * T::kStride;     // (kBlockN, kHeadDim)
+  float* sLse = sdO + T::kBlockN * T::kStride;   // (kBlockN)
+  float* sDelta = sLse + T::kBlockN;             // (kBlockN)
+  float* scratch = T::warp_scratch(sDelta + T::kBlockN);
+
+  const WorkTile work = WorkTile::of(ceil_div(p.seqlen_k, T::kBlockM), p.num_heads_kv);
+  const SeqInfo seq = SeqInfo::of(p, work.batch_index);
+  const int n0 = work.block * T::kBlockM, group = p.num_heads / p.num_heads_kv;
+  // Keys beyond seqused_k exist in memory and get zeros; in packed calls the rows were cleared before.
+  const int rows_in_memory = p.cu_seqlens_k ? seq.seqlen_k : p.seqlen_k;
+  if (n0 >= rows_in_memory) return;
+
+  const Rows k = Rows::of(p.k, p, work.batch_index, seq.k0, seq.seqlen_k, work.head, p.head_dim);
+  const Rows v = Rows::of(p.v, p, work.batch_index, seq.k0, seq.seqlen_k, work.head, p.head_dim_v);
+  const Rows dk = Rows::of(p.dk, p, work.batch_index, seq.k0, rows_in_memory, work.head, p.head_dim);
+  const Rows dv = Rows::of(p.dv, p, work.batch_index, seq.k0, rows_in_memory, work.head, p.head_dim_v);
+
+  const int warp_row = T::warp() * T::kWarpRows;
+  const QueryWalk walk{query_blocks(Band::of(p, seq), n0, T::kBlockM, T::kBlockN), work.head * group, group};
+  const int steps = walk.steps();
+  const auto load_queries = [&](float* tile, const Strided& t, int step, int cols) {
+    const Rows rows = Rows::of(t, p, work.batch_index, seq.q0, seq.seqlen_q, walk.head(step), cols);
+    load_tile<T::kBlockN, T::kHeadDim, T::kThreads>(tile, rows, walk.block(step) * T::kBlockN);
+  };
+  float acc_dk[T::kR][T::kO] = {}, acc_dv[T::kR][T::kO] = {};
+
+  load_tile<T::kBlockM, T::kHeadDim, T::kThreads>(sK, k, n0);
+  load_tile<T::kBlockM, T::kHeadDim, T::kThreads>(sV, v, n0);
+  if (steps > 0) load_queries(sQ, p.q, 0, p.head_dim);
+
+  for (int step = 0; step < steps; step++) {
+    const int m_block = walk.block(step), m0 = m_block * T::kBlockN;
+    wait_for_copies();
+    __syncthreads();  // Q has landed, and every warp is done with the last dO
+    load_queries(sdO, p.dout, step, p.head_dim_v);
+    load_stats<T::kBlockN>(sLse, sDelta, p, seq, work.batch_index, walk.head(step), m0);
+
+    float acc_s[T::kR][T::kS] = {};
+    Math::template scores<T::kStride>(acc_s, sK + warp_row * T::kStride, sQ, round_up(p.head_dim, 32));
+
+    wait_for_copies();
+    __syncthreads();  // dO, lse and delta have landed
+    float acc_dp[T::kR][T::kS] = {};
+    Math::template scores<T::kStride>(acc_dp, sV + warp_row * T::kStride, sdO, round_up(p.head_dim_v, 32));
+    const Head head(p, seq, work.batch_index, walk.head(step));
+    to_gradients<true>(acc_s, acc_dp, head, Place<Math, true>{n0 + warp_row, m0}, walk.blocks.needs_mask(m_block),
+                       read_stats<T>(sLse, sDelta));
+    Math::template accumulate<T::kStride>(acc_dk, acc_dp, sQ, scratch);
+
+    __syncthreads();  // every warp is done with Q
+    if (step + 1 < steps) load_queries(sQ, p.q, step + 1, p.head_dim);
+    Math::template accumulate<T::kStride>(acc_dv, acc_s, sdO, scratch);
+  }
+
+  float scale[T::kR];
+#pragma unroll
+  for (float& x : scale) x = p.softmax_scale;
+  store_rows<T>(dk, acc_dk, n0 + warp_row, scale);
+#pragma unroll
+  for (float& x : scale) x = 1.f;
+  store_rows<T>(dv, acc_dv, n0 + warp_row, scale);
+}
+
+}  // namespace flash::simt
