@@ -128,7 +128,7 @@ class Signature {
         c10::DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}) |
         c10::autocast_dispatch_keyset;
     const int64_t dim = t.dim();
-    plain_ = plain_ && (t.key_set() - kPlainKeys).empty() && dim <= kMaxDim;
+    plain_ = plain_ && (t.key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && dim <= kMaxDim;
     if (!plain_) return;
     add(dim << 32 | int64_t(t.scalar_type()) << 24 | int64_t(t.is_cuda()) << 16 | int64_t(uint8_t(t.get_device())) << 8 |
         int64_t(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16));
