@@ -28,9 +28,11 @@ std::string table_of(const Key& call) {
   return text.empty() ? "\n  (none)" : text;
 }
 
-const Launchers& row_for(int row, const AttnParams& params) {
+const Launchers& row_for(int row, bool forward, const AttnParams& params) {
   FLASH_CHECK_ARG(row >= 0 && row < kNumInstances, "row ", row, " is not in the table of ", kNumInstances);
   const Key& key = kInstances[row];
+  FLASH_CHECK_ARG(forward == (key.pass == Pass::kFwd), "kernel '", to_string(key), "' is no ",
+                  forward ? "forward" : "backward");
   const Key call = key_of(key.pass, key.arch, params);
   FLASH_CHECK_ARG(serves(key, call), "kernel '", to_string(key), "' does not serve '", to_string(call),
                   "'; the table has:", table_of(call));
@@ -67,11 +69,11 @@ int find_row(const Key& call) {
   return -1;
 }
 
-void fwd(int row, const FwdParams& params, Stream stream) { row_for(row, params).fwd(params, stream); }
+void fwd(int row, const FwdParams& params, Stream stream) { row_for(row, true, params).fwd(params, stream); }
 
-void bwd(int row, const BwdParams& params, Stream stream) { row_for(row, params).bwd(params, stream); }
+void bwd(int row, const BwdParams& params, Stream stream) { row_for(row, false, params).bwd(params, stream); }
 
-int64_t bwd_workspace(int row, const BwdParams& params) { return row_for(row, params).bwd_workspace(params); }
+int64_t bwd_workspace(int row, const BwdParams& params) { return row_for(row, false, params).bwd_workspace(params); }
 
 void override_row(int row, const std::string& path) {
   FLASH_CHECK_ARG(row >= 0 && row < kNumInstances, "row ", row, " is not in the table of ", kNumInstances);
