@@ -41,21 +41,23 @@ constexpr int kLanes = 4, kRows = 2;
 #undef FLASH_TARGET
 }  // namespace baseline
 
-const TileOps& choose() {
+}  // namespace
+
+std::vector<const TileOps*> usable_tile_ops() {
+  std::vector<const TileOps*> usable;
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq"))
-    return avx512::kOps;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::kOps;
+    usable.push_back(&avx512::kOps);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) usable.push_back(&avx2::kOps);
 #endif
-  return baseline::kOps;
+  usable.push_back(&baseline::kOps);
+  return usable;
 }
 
-}  // namespace
-
 const TileOps& tile_ops() {
-  static const TileOps& ops = choose();
-  return ops;
+  static const TileOps& best = *usable_tile_ops().front();
+  return best;
 }
 
 }  // namespace flash::cpu

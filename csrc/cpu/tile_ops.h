@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "element.h"
 
@@ -63,6 +64,9 @@ struct TileOps {
   void (*softmax_backward)(float* dprobs, const float* probs, int queries, int keys, const float* delta);
 };
 
-const TileOps& tile_ops();
+// For every instruction set that this processor has, the best first.
+std::vector<const TileOps*> usable_tile_ops();
+
+const TileOps& tile_ops();  // the best
 
 }  // namespace flash::cpu
