@@ -143,6 +143,7 @@ def run(plan: Plan, library: Path, say=print) -> None:
         "cuda": plan.torch.cuda,
         "toolkit": str(plan.toolkit) if plan.toolkit else None,
         "archs": plan.archs,
+        "folder": str(plan.folder),
         "contract": build.contract(),
         "cpu_only_because": plan.why,
     }
