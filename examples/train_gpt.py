@@ -211,7 +211,10 @@ def compare_contexts(setup: Setup, corpus: Corpus, steps: int) -> list[dict]:
 def row_of(setup: Setup, batch: int, context: int) -> dict:
     """The fields that bench/results shares among all rows."""
     config = setup.config
+    shape = (batch, context, config.num_heads, config.head_dim)
+    q = torch.empty(shape, device=setup.device, dtype=torch.bfloat16 if setup.dtype == "bf16" else torch.float32)
     return {
+        "arch_path": flash_ext.explain(q, q, q, causal=True).path,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "dtype": setup.dtype,
         "head_dim": config.head_dim,
@@ -247,7 +250,8 @@ def main() -> None:
         rows += compare_contexts(setup, corpus, options.context_steps)
 
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "results.json").write_text(json.dumps({"rows": rows}) + "\n")
+    gpu = torch.cuda.get_device_name() if setup.device.type == "cuda" else "cpu"
+    (options.out / "results.json").write_text(json.dumps({"gpu": gpu, "rows": rows}) + "\n")
     try:
         from plots import draw
 
