@@ -1,4 +1,5 @@
 // Python binding: at::Tensor -> params. The only file that knows torch. Python checks the arguments and allocates outputs.
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
@@ -7,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "api.h"
@@ -159,6 +161,14 @@ class Signature {
   bool plain_, wants_grad_ = false;
 };
 
+// out and lse, not initialised. The one allocation that is not Python's: two calls of torch.empty take as long as a launch.
+std::pair<Tensor, Tensor> empty_results(const Tensor& q, int64_t head_dim_v) {
+  const auto s = q.sizes();
+  const auto stats = q.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  if (q.dim() == 4) return {at::empty({s[0], s[1], s[2], head_dim_v}, q.options()), at::empty({s[0], s[2], s[1]}, stats)};
+  return {at::empty({s[0], s[1], head_dim_v}, q.options()), at::empty({s[1], s[0]}, stats)};
+}
+
 flash::Stream as_stream(int64_t stream) { return reinterpret_cast<flash::Stream>(stream); }
 
 FwdParams fwd_params(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
@@ -243,6 +253,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     for (const MaybeTensor* t : {&cu_seqlens_q, &cu_seqlens_k, &seqused_k, &alibi_slopes, &attn_bias, &sinks}) s.add(*t);
     return s.bytes();
   });
+
+  m.def("empty_results", &empty_results);
 
   m.def("fwd", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
                   const Options& o, int64_t stream) {

@@ -370,7 +370,7 @@ def _attend(
         remember(_plans, (signature, scalars), plan)
     extras = canonical(q, extras, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
     if signature[-1]:
-        return Attention.apply(plan, q, k, v, *extras)
+        return Attention.apply(plan, q, k, v, *(extras if plan.has_extras else ()))
     return plan.forward(q, k, v, extras)
 
 

@@ -108,11 +108,9 @@ class Plan:
         seqlen_q = s.max_seqlen_q if self.packed else q.shape[1]
         seqlen_k = s.max_seqlen_k if self.packed else k.shape[1]
         self.window = normalise_window(s.causal, (s.window_left, s.window_right), seqlen_q, seqlen_k)
-        self.device, self.dtype = q.device, q.dtype
+        self.device = q.device
         self.device_index = q.device.index if q.is_cuda else 0
-        self.out_shape = (*q.shape[:-1], v.shape[-1])
-        self.lse_shape = (q.shape[1], q.shape[0]) if self.packed else (q.shape[0], q.shape[2], q.shape[1])
-        self.lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.head_dim_v = v.shape[-1]
         self.no_queries = math.prod(q.shape[:-1]) == 0 or seqlen_q == 0
         self.no_keys = math.prod(k.shape[:-1]) == 0 or seqlen_k == 0
 
@@ -197,8 +195,7 @@ class Plan:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         if self.checks_lengths:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
-        out = empty(self.out_shape, dtype=self.dtype, device=self.device)
-        lse = empty(self.lse_shape, dtype=self.lse_dtype, device=self.device)
+        out, lse = _C.empty_results(q, self.head_dim_v)
         if self.no_queries or self.no_keys:
             out.zero_()
             lse.fill_(-math.inf)
@@ -355,12 +352,12 @@ def remember(plans: dict, key: tuple, plan: Plan) -> None:
 
 
 class Attention(torch.autograd.Function):
-    """The eager way: apply(plan, q, k, v, *extras) -> (out, lse)."""
+    """The eager way: apply(plan, q, k, v, *extras) -> (out, lse); no extras at all where they are all None."""
 
     @staticmethod
     def forward(ctx, plan: Plan, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor | None):
         plan.bwd  # noqa: B018  a path that cannot go backward says so now
-        out, lse = plan.forward(q, k, v, Extras._make(extras))
+        out, lse = plan.forward(q, k, v, Extras._make(extras) if extras else NO_EXTRAS)
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *extras)
@@ -369,15 +366,16 @@ class Attention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
+        _, need_q, need_k, need_v, *need_extras = ctx.needs_input_grad
         if dout is None and dlse is None:
-            return (None,) * 11
+            return (None,) * len(ctx.needs_input_grad)
         q, k, v, out, lse, *extras = ctx.saved_tensors
-        _, need_q, need_k, need_v, _, _, _, _, need_bias, need_sinks, _ = ctx.needs_input_grad
+        need_bias, need_sinks = need_extras[4:6] if extras else (False, False)
         dq, dk, dv, dbias, dsinks = ctx.plan.backward(
             dout, dlse, q, k, v, out, lse, Extras(*extras), need_bias, need_sinks
         )
-        grads = (dq if need_q else None, dk if need_k else None, dv if need_v else None)
-        return None, *grads, None, None, None, None, dbias, dsinks, None
+        grads = (None, dq if need_q else None, dk if need_k else None, dv if need_v else None)
+        return (*grads, None, None, None, None, dbias, dsinks, None) if extras else grads
 
 
 # The operators. `extras` and `scalars` lie flat in the schema, in the order of their classes.

@@ -149,11 +149,15 @@ def poison(value: float = math.nan) -> Iterator[None]:
         t = torch.empty(*size, **options)
         return t.fill_(255 if t.dtype == torch.uint8 else value)
 
-    ops.empty, before = poisoned, ops.empty
+    def poisoned_results(*args):
+        return tuple(t.fill_(value) for t in empty_results(*args))
+
+    empty_results = ops._C.empty_results
+    ops.empty, ops._C.empty_results, before = poisoned, poisoned_results, ops.empty
     try:
         yield
     finally:
-        ops.empty = before
+        ops.empty, ops._C.empty_results = before, empty_results
 
 
 def available_paths() -> list[str]:
