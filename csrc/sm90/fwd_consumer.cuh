@@ -148,6 +148,7 @@ class FwdConsumer {
   }
   // Every warpgroup takes as many turns as the others.
   __device__ __forceinline__ void pass_over_k(int count) {
+#pragma unroll 1
     for (int i = 0; i < count; i++) {
       ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
       release_k();
@@ -156,6 +157,7 @@ class FwdConsumer {
     }
   }
   __device__ __forceinline__ void pass_over_v(int count) {
+#pragma unroll 1
     for (int i = 0; i < count; i++) {
       ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
       release_v();
@@ -243,7 +245,8 @@ class FwdConsumer {
       ptx::pin(acc_s);
       release_k();
       prepare_scores(n_block);
-      softmax_rest<0>(softmax.optimistic());
+      float block_sum[2] = {};
+      softmax_rest<0>(softmax.optimistic(), block_sum, p);
     }
     finish_p(n_block);
   }
@@ -252,34 +255,29 @@ class FwdConsumer {
   // also what keeps the compiler from moving the wait in front of them.
   __device__ __forceinline__ void softmax_overlapped() {
     constexpr int kEarly = kTile.early;
+    uint32_t early[kEarly > 0 ? kEarly : 1][4];
+    float block_sum[2] = {};
     bool optimistic = softmax.optimistic();
-    if constexpr (kEarly == 0) {
-      finish_pv<0>();
-      softmax_rest<0>(optimistic);
-    } else {
-      uint32_t early[kEarly][4];
-      float block_sum[2] = {};
+    if (kEarly > 0 && optimistic) {
+      softmax.template exponentials<0, kEarly>(acc_s, early, block_sum);
+      optimistic = !softmax.too_large(block_sum);
+    }
+    finish_pv<0>();
+    softmax_rest<kEarly>(optimistic, block_sum, early);
+  }
+
+  // The groups from kEarly on; the whole block with its maximum if the reference does not hold.
+  template <int kEarly, int kSize>
+  __device__ __forceinline__ void softmax_rest(bool optimistic, float (&block_sum)[2],
+                                               const uint32_t (&early)[kSize][4]) {
+    if (optimistic) {
+      softmax.template exponentials<kEarly, kGroups>(acc_s, p, block_sum);
+      optimistic = !softmax.too_large(block_sum);
       if (optimistic) {
-        softmax.template exponentials<0, kEarly>(acc_s, early, block_sum);
-        optimistic = !softmax.too_large(block_sum);
-      }
-      finish_pv<0>();
-      if (optimistic) {
+        softmax.add(block_sum);
 #pragma unroll
         for (int i = 0; i < kEarly * 4; i++) p[i / 4][i % 4] = early[i / 4][i % 4];
       }
-      softmax_rest<kEarly>(optimistic, block_sum[0], block_sum[1]);
-    }
-  }
-
-  // The groups from kFrom on; the whole block with its maximum if the reference does not hold.
-  template <int kFrom>
-  __device__ __forceinline__ void softmax_rest(bool optimistic, float sum0 = 0.f, float sum1 = 0.f) {
-    if (optimistic) {
-      float block_sum[2] = {sum0, sum1};
-      softmax.template exponentials<kFrom, kGroups>(acc_s, p, block_sum);
-      optimistic = !softmax.too_large(block_sum);
-      if (optimistic) softmax.add(block_sum);
     }
     if (!optimistic) softmax.exact(acc_s, p, acc_o);
   }

@@ -74,6 +74,7 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   const DeviceGuard guard(p.device);
   FwdArgs args{};
   args.params = p;
+  args.group = p.num_heads / p.num_heads_kv;
   args.packed = p.packed();
   args.scale_log2 = p.softmax_scale * kLog2e;
   set_maps<Traits>(args);

@@ -59,50 +59,51 @@ class FwdProducer {
     slot.template advance<FwdSmem<Traits>::kTileSlots>();
   }
 
+  // Coordinates are worked out before the wait: from a free buffer to the copy nothing but its issue may take time.
   __device__ __forceinline__ void load_q(const Tile& tile, int row0) {
+    const int head = tile.head * args.q_head_step, batch = tile.batch * args.q_batch_step;
 #pragma unroll
     for (int w = 0; w < Traits::kWarpgroups; w++) {
+      const uint32_t full = smem.q_full(q.stage, w), buffer = smem.q(q.stage, w);
+      const int row = tile.q0 + row0 + w * 64;
       ptx::mbarrier_wait(smem.q_empty(q.stage, w), q.parity);
       if (lane == 0) {
-        const uint32_t full = smem.q_full(q.stage, w);
         ptx::mbarrier_arrive_expect_tx(full, Traits::kQBytes);
 #pragma unroll
         for (int panel = 0; panel < Traits::kPanels; panel++)
-          ptx::tma_load(smem.q(q.stage, w) + panel * 64 * 128, &args.map_q, full, panel * 64, tile.q0 + row0 + w * 64,
-                        tile.head * args.q_head_step, tile.batch * args.q_batch_step);
+          ptx::tma_load(buffer + panel * 64 * 128, &args.map_q, full, panel * 64, row, head, batch);
       }
-      __syncwarp();
     }
     q.template advance<Traits::kQStages>();
   }
 
   __device__ __forceinline__ void load_k(const Tile& tile, int n_block) {
+    const uint32_t full = smem.k_full(k.stage), buffer = smem.k(k.stage);
+    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.k_head_step,
+              batch = tile.batch * args.k_batch_step;
     ptx::mbarrier_wait(smem.k_empty(k.stage), k.parity);
     if (lane == 0) {
-      const uint32_t full = smem.k_full(k.stage);
       ptx::mbarrier_arrive_expect_tx(full, Traits::kKBytes);
 #pragma unroll
       for (int panel = 0; panel < Traits::kPanels; panel++)
-        ptx::tma_load(smem.k(k.stage) + panel * kBlockN * 128, &args.map_k, full, panel * 64,
-                      tile.k0 + n_block * kBlockN, head_kv(tile) * args.k_head_step, tile.batch * args.k_batch_step);
+        ptx::tma_load(buffer + panel * kBlockN * 128, &args.map_k, full, panel * 64, row, head, batch);
     }
-    __syncwarp();
     k.template advance<Traits::kStages>();
   }
 
   __device__ __forceinline__ void load_v(const Tile& tile, int n_block) {
     const int valid = tile.seqlen_k - n_block * kBlockN;  // rows of the block that belong to the sequence
     const bool zero_tail = args.zero_v_tail && valid < kBlockN;
+    const uint32_t full = zero_tail ? smem.v_landed() : smem.v_full(v.stage), buffer = smem.v(v.stage);
+    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.v_head_step,
+              batch = tile.batch * args.v_batch_step;
     ptx::mbarrier_wait(smem.v_empty(v.stage), v.parity);
     if (lane == 0) {
-      const uint32_t full = zero_tail ? smem.v_landed() : smem.v_full(v.stage);
       ptx::mbarrier_arrive_expect_tx(full, Traits::kVBytes);
 #pragma unroll
       for (int panel = 0; panel < Traits::kPanelsV; panel++)
-        ptx::tma_load(smem.v(v.stage) + panel * kBlockN * 128, &args.map_v, full, panel * 64,
-                      tile.k0 + n_block * kBlockN, head_kv(tile) * args.v_head_step, tile.batch * args.v_batch_step);
+        ptx::tma_load(buffer + panel * kBlockN * 128, &args.map_v, full, panel * 64, row, head, batch);
     }
-    __syncwarp();
     if (zero_tail) zero_rows_from(valid < 0 ? 0 : valid);
     v.template advance<Traits::kStages>();
   }
@@ -121,10 +122,6 @@ class FwdProducer {
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.v_full(v.stage));
     __syncwarp();
-  }
-
-  __device__ __forceinline__ int head_kv(const Tile& tile) const {
-    return tile.head / (args.params.num_heads / args.params.num_heads_kv);
   }
 };
 

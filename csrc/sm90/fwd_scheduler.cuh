@@ -57,6 +57,7 @@ class FwdScheduler {
     }
     if (t.valid()) {
       const SeqInfo s = SeqInfo::of(p, t.batch);
+      t.head_kv = t.head / args.group;
       t.seqlen_q = s.seqlen_q;
       t.seqlen_k = s.seqlen_k;
       t.q0 = int(s.q0);
@@ -84,9 +85,8 @@ class FwdScheduler {
         const int blocks = __shfl_sync(~0u, m_blocks, l);
         const int before = tiles_before + __shfl_sync(~0u, sum, l) - blocks * p.num_heads;
         const int keys = __shfl_sync(~0u, s.seqlen_k, l);
-        const int group = p.num_heads / p.num_heads_kv;
         t.batch = chunk + l;
-        TileOrder order{blocks, p.num_heads, section_heads(args.order.section, keys, group, p.num_heads),
+        TileOrder order{blocks, p.num_heads, section_heads(args.order.section, keys, args.group, p.num_heads),
                         args.order.longest_first};
         order.decode(i - before, t.m_block, t.head);
         return;

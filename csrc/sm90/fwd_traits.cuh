@@ -44,6 +44,7 @@ struct FwdArgs {
   TileOrder order;   // dense: of all tiles; packed: section holds the keys that fit (tile_order.h)
   int num_tiles;     // dense only
   int counter_slot;  // of the scheduler's counters, -1: tiles are dealt out statically
+  int group;         // query heads of a key head
   bool packed;
   bool zero_v_tail;  // V rows behind a sequence exist and may hold anything
   // Coordinates in the maps: 0 where the dimension is expanded.

@@ -9,10 +9,9 @@ namespace flash::sm90 {
 // One tile of kBlockM queries of one head.
 struct Tile {
   int m_block;  // -1: no more tiles
-  int batch, head;
+  int batch, head, head_kv;
   int seqlen_q, seqlen_k;
   int q0, k0;  // first rows in packed tensors
-  int unused;
 
   FLASH_HD bool valid() const { return m_block >= 0; }
 };
