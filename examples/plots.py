@@ -6,30 +6,30 @@ import json
 import sys
 from pathlib import Path
 
+import matplotlib
+
+matplotlib.use("Agg")  # files only, no window
+import matplotlib.pyplot as plt
+
 COLOURS = {"flash_ext": "#d62728", "sdpa": "#1f77b4", "standard": "#7f7f7f"}
 NAMES = {"flash_ext": "flash_ext", "sdpa": "torch SDPA", "standard": "standard attention"}
 
 
 def draw(rows: list[dict], out: Path) -> list[Path]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     plt.rcParams.update({"axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})
     out.mkdir(parents=True, exist_ok=True)
     drawn = []
     curves = [row for row in rows if "loss" in row]
     if curves:
-        drawn.append(draw_loss(plt, curves[-1], out / "train_loss.png"))
+        drawn.append(draw_loss(curves[-1], out / "train_loss.png"))
     steps = [row for row in rows if row["work"] == "train" and row["case"] == "context"]
     memory = [row for row in rows if row["work"] == "memory" and row["case"] == "context"]
     if steps and memory:
-        drawn.append(draw_contexts(plt, steps, memory, out / "train_context.png"))
+        drawn.append(draw_contexts(steps, memory, out / "train_context.png"))
     return drawn
 
 
-def draw_loss(plt, row: dict, path: Path) -> Path:
+def draw_loss(row: dict, path: Path) -> Path:
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name, losses in row["loss"].items():
         # The first curve is drawn wide, so that the second is seen on top of it.
@@ -45,7 +45,7 @@ def draw_loss(plt, row: dict, path: Path) -> Path:
     return path
 
 
-def draw_contexts(plt, steps: list[dict], memory: list[dict], path: Path) -> Path:
+def draw_contexts(steps: list[dict], memory: list[dict], path: Path) -> Path:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     draw_lines(left, steps, "seconds", 1)
     left.set(xlabel="context (bytes)", ylabel="seconds per training step", title="Step time")

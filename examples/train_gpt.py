@@ -10,46 +10,18 @@ growing context lengths and shows step time and peak memory. Results and plots g
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+import train_results
+from attention import ATTENTION
 from corpus import Corpus
-from gpt import GPT, Attend, Config
-from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from gpt import GPT, Config
 from tqdm import tqdm
-
-import flash_ext
-
-
-def flash_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return flash_ext.forward(q, k, v, causal=True)
-
-
-def standard_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The whole score matrix in memory."""
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (batch, num_heads, seqlen, head_dim)
-    scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
-    later = torch.ones(scores.shape[2:], dtype=torch.bool, device=q.device).triu(1)
-    return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v).transpose(1, 2)
-
-
-def sdpa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
-
-ATTENTION: dict[str, Attend] = {
-    "flash_ext": flash_attention,
-    "sdpa": sdpa_attention,
-    "standard": standard_attention,
-}
+from train_results import Run
 
 
 @dataclass
@@ -113,13 +85,6 @@ class Training:
         return bytes(tokens[0].tolist()).decode(errors="replace")
 
 
-@dataclass
-class Run:
-    losses: list[float]
-    seconds: float  # median of a step
-    peak_mib: float | None
-
-
 def train(training: Training, steps: int, name: str) -> Run:
     on_gpu = training.setup.device.type == "cuda"
     if on_gpu:
@@ -137,93 +102,30 @@ def train(training: Training, steps: int, name: str) -> Run:
 
 def compare_losses(setup: Setup, corpus: Corpus) -> list[dict]:
     """The same training with flash_ext and with standard attention."""
-    runs, held_out = {}, {}
+    runs = {}
     for name in ("standard", "flash_ext"):
         training = Training(setup, corpus, name, setup.batch, setup.context)
         runs[name] = train(training, setup.steps, name)
-        held_out[name] = training.held_out_loss()
-        if name == "flash_ext":
-            sample = training.sample("def ", 300)
-        del training
-
-    difference = max(abs(a - b) for a, b in zip(runs["flash_ext"].losses, runs["standard"].losses, strict=True))
-    print(f"\nA sample after {setup.steps} steps:\n{sample}\n")
-    for name, run in runs.items():
-        memory = f", peak memory {run.peak_mib / 1024:.2f} GiB" if run.peak_mib else ""
-        print(
-            f"{name:9}  training loss {run.losses[-1]:.4f}, held-out loss {held_out[name]:.4f} nats per byte, "
-            f"{run.seconds * 1e3:.1f} ms a step{memory}"
-        )
-    print(f"The loss curves differ by at most {difference:.2g} over {setup.steps} steps.")
-
-    shape = row_of(setup, setup.batch, setup.context)
-    losses = {name: [round(loss, 5) for loss in run.losses] for name, run in runs.items()}
-    rows = [
-        {
-            **shape,
-            "work": "train",
-            "case": "loss",
-            "loss": losses,
-            "loss_difference": difference,
-            "held_out": held_out,
-            "seconds": {name: run.seconds for name, run in runs.items()},
-        }
-    ]
-    if setup.device.type == "cuda":
-        peaks = {name: run.peak_mib for name, run in runs.items()}
-        rows.append({**shape, "work": "memory", "case": "loss", "mib": peaks})
-    return rows
+        runs[name].held_out = training.held_out_loss()
+    print(f"\nA sample after {setup.steps} steps with flash_ext:\n{training.sample('def ', 300)}\n")
+    print(train_results.describe_losses(runs))
+    return train_results.loss_rows(setup, runs)
 
 
 def compare_contexts(setup: Setup, corpus: Corpus, steps: int) -> list[dict]:
-    """Step time and peak memory of one sequence of growing length, until memory runs out."""
-    rows, full = [], set()
+    """Step time and peak memory of one sequence of growing length, each attention until memory runs out."""
+    rows, still_fit = [], list(ATTENTION)
     for context in setup.contexts:
-        seconds, peaks = {}, {}
-        for name in ATTENTION:
-            if name in full:
-                continue
+        runs = {}
+        for name in list(still_fit):
             torch.cuda.empty_cache()
             try:
-                with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-                    run = train(Training(setup, corpus, name, 1, context), steps, name)
+                runs[name] = train(Training(setup, corpus, name, 1, context), steps, name)
             except torch.OutOfMemoryError:
-                full.add(name)
-                print(f"{name:9} context {context}: out of memory")
-                continue
-            seconds[name], peaks[name] = run.seconds, run.peak_mib
-        shape = row_of(setup, 1, context)
-        rows.append({**shape, "work": "train", "case": "context", "seconds": seconds})
-        rows.append({**shape, "work": "memory", "case": "context", "mib": peaks})
-
-    print(f"\n{'context':>8}" + "".join(f"{name:>24}" for name in ATTENTION))
-    for train_row, memory_row in zip(rows[::2], rows[1::2], strict=True):
-        cells = [
-            f"{train_row['seconds'][name] * 1e3:9.1f} ms {memory_row['mib'][name] / 1024:7.2f} GiB"
-            if name in train_row["seconds"]
-            else "out of memory"
-            for name in ATTENTION
-        ]
-        print(f"{train_row['seqlen']:>8}" + "".join(f"{cell:>24}" for cell in cells))
+                still_fit.remove(name)
+        rows += train_results.context_rows(setup, context, runs)
+    print("\n" + train_results.describe_contexts(rows, list(ATTENTION)))
     return rows
-
-
-def row_of(setup: Setup, batch: int, context: int) -> dict:
-    """The fields that bench/results shares among all rows."""
-    config = setup.config
-    shape = (batch, context, config.num_heads, config.head_dim)
-    q = torch.empty(shape, device=setup.device, dtype=torch.bfloat16 if setup.dtype == "bf16" else torch.float32)
-    return {
-        "arch_path": flash_ext.explain(q, q, q, causal=True).path,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "dtype": setup.dtype,
-        "head_dim": config.head_dim,
-        "causal": True,
-        "batch": batch,
-        "seqlen": context,
-        "num_heads": config.num_heads,
-        "num_heads_kv": config.num_heads,
-    }
 
 
 def main() -> None:
@@ -249,17 +151,7 @@ def main() -> None:
     if setup.contexts:
         rows += compare_contexts(setup, corpus, options.context_steps)
 
-    options.out.mkdir(parents=True, exist_ok=True)
-    gpu = torch.cuda.get_device_name() if setup.device.type == "cuda" else "cpu"
-    (options.out / "results.json").write_text(json.dumps({"gpu": gpu, "rows": rows}) + "\n")
-    try:
-        from plots import draw
-
-        drawn = draw(rows, options.out)
-    except ImportError:
-        drawn = []
-        print("matplotlib is not installed: no plots")
-    print("\nWritten:", *[options.out / "results.json", *drawn], sep="\n  ")
+    print("\nWritten:", *train_results.write(rows, options.out), sep="\n  ")
 
 
 if __name__ == "__main__":

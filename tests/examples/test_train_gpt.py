@@ -11,6 +11,7 @@ pytest.importorskip("tqdm")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
 import train_gpt
+from attention import ATTENTION, flash_attention
 from corpus import Corpus, windows
 from gpt import GPT, Config, rotary_tables, rotate
 
@@ -61,14 +62,14 @@ def test_rotation_depends_on_distance_only():
 
 def test_all_attentions_agree():
     q, k, v = torch.randn(3, 2, 40, 2, 16)
-    results = [attend(q, k, v) for attend in train_gpt.ATTENTION.values()]
+    results = [attend(q, k, v) for attend in ATTENTION.values()]
     for result in results[1:]:
         torch.testing.assert_close(result, results[0], atol=1e-5, rtol=1e-4)
 
 
 def test_model_is_causal():
     torch.manual_seed(0)
-    model = GPT(TINY, train_gpt.flash_attention)
+    model = GPT(TINY, flash_attention)
     tokens = torch.randint(256, (1, 12))
     changed = tokens.clone()
     changed[0, 8] = (changed[0, 8] + 1) % 256

@@ -1,0 +1,98 @@
+"""What a training run leaves behind: the lines that it prints, and rows in the format of bench/results."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+
+import flash_ext
+
+
+@dataclass
+class Run:
+    losses: list[float]  # of every step
+    seconds: float  # of a step, the median
+    peak_mib: float | None  # on a GPU
+    held_out: float | None = None
+
+
+def largest_difference(runs: dict[str, Run]) -> float:
+    return max(abs(a - b) for a, b in zip(runs["flash_ext"].losses, runs["standard"].losses, strict=True))
+
+
+def describe_losses(runs: dict[str, Run]) -> str:
+    lines = []
+    for name, run in runs.items():
+        memory = f", peak memory {run.peak_mib / 1024:.2f} GiB" if run.peak_mib else ""
+        losses = f"training loss {run.losses[-1]:.4f}, held-out loss {run.held_out:.4f} nats per byte"
+        lines.append(f"{name:9}  {losses}, {run.seconds * 1e3:.1f} ms a step{memory}")
+    steps = len(runs["flash_ext"].losses)
+    return "\n".join([*lines, f"The loss curves differ by at most {largest_difference(runs):.2g} over {steps} steps."])
+
+
+def describe_contexts(rows: list[dict], names: list[str]) -> str:
+    lines = [f"{'context':>8}" + "".join(f"{name:>24}" for name in names)]
+    for seconds, memory in zip(rows[::2], rows[1::2], strict=True):
+        cells = ["out of memory"] * len(names)
+        for i, name in enumerate(names):
+            if name in seconds["seconds"]:
+                cells[i] = f"{seconds['seconds'][name] * 1e3:.1f} ms {memory['mib'][name] / 1024:7.2f} GiB"
+        lines.append(f"{seconds['seqlen']:>8}" + "".join(f"{cell:>24}" for cell in cells))
+    return "\n".join(lines)
+
+
+def loss_rows(setup, runs: dict[str, Run]) -> list[dict]:
+    shape = shape_of(setup, setup.batch, setup.context)
+    curves = {
+        "loss": {name: [round(loss, 5) for loss in run.losses] for name, run in runs.items()},
+        "loss_difference": largest_difference(runs),
+        "held_out": {name: run.held_out for name, run in runs.items()},
+    }
+    return rows_of(shape, "loss", runs, curves)
+
+
+def context_rows(setup, context: int, runs: dict[str, Run]) -> list[dict]:
+    return rows_of(shape_of(setup, 1, context), "context", runs, {})
+
+
+def rows_of(shape: dict, case: str, runs: dict[str, Run], more: dict) -> list[dict]:
+    rows = [
+        {"work": "train", "case": case, **shape, **more, "seconds": {name: run.seconds for name, run in runs.items()}}
+    ]
+    peaks = {name: run.peak_mib for name, run in runs.items() if run.peak_mib}
+    return [*rows, {"work": "memory", "case": case, **shape, "mib": peaks}] if peaks else rows
+
+
+def shape_of(setup, batch: int, context: int) -> dict:
+    """The fields that all rows share."""
+    config = setup.config
+    dtype = torch.bfloat16 if setup.dtype == "bf16" else torch.float32
+    q = torch.empty(1, 128, config.num_heads, config.head_dim, device=setup.device, dtype=dtype)
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "arch_path": flash_ext.explain(q, q, q, causal=True).path,
+        "dtype": setup.dtype,
+        "head_dim": config.head_dim,
+        "causal": True,
+        "batch": batch,
+        "seqlen": context,
+        "num_heads": config.num_heads,
+        "num_heads_kv": config.num_heads,
+    }
+
+
+def write(rows: list[dict], out: Path) -> list[Path]:
+    """results.json, and plots where matplotlib is installed."""
+    out.mkdir(parents=True, exist_ok=True)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    results = out / "results.json"
+    results.write_text(json.dumps({"gpu": gpu, "torch": torch.__version__, "rows": rows}) + "\n")
+    try:
+        from plots import draw
+    except ImportError:
+        return [results]
+    return [results, *draw(rows, out)]
