@@ -13,6 +13,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 .NOTPARALLEL:
 
 demo: install
+	$(BIN)/python -m pip install -q -r examples/requirements.txt
 	$(BIN)/python examples/train_gpt.py
 
 test: install ctest lint kernels pytest
