@@ -48,7 +48,8 @@ static __global__ void __launch_bounds__(kRowThreads) clear_rows_kernel(const __
   const WarpRow at = WarpRow::of(rows, heads, 1);
   if (!at.exists) return;
   const Rows dst = Rows::of(t, p, 0, at.row, 1, at.head, cols);
-  for (int col = threadIdx.x % 32 * 4; col < cols; col += 128) store_4(dst, 0, col, {0.f, 0.f, 0.f, 0.f});
+  const float zeros[4] = {};
+  for (int col = threadIdx.x % 32 * 4; col < cols; col += 128) store(dst, 0, col, zeros);
 }
 
 inline void launch_delta(const BwdParams& p, Stream stream) {

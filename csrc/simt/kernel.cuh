@@ -47,11 +47,12 @@ __device__ __forceinline__ void store_rows(const Rows& dst, const float (&acc)[T
     const int row = row0 + T::Math::row(r);
     if (row >= dst.rows) continue;
 #pragma unroll
-    for (int c = 0; c < T::kO; c += 4) {
+    for (int c = 0; c < T::kO; c += T::Math::kOutRun) {
+      float x[T::Math::kOutRun];
+#pragma unroll
+      for (int i = 0; i < T::Math::kOutRun; i++) x[i] = acc[r][c + i] * scale[r];
       const int col = T::Math::out_col(c);
-      const float x[4] = {acc[r][c] * scale[r], acc[r][c + 1] * scale[r], acc[r][c + 2] * scale[r],
-                          acc[r][c + 3] * scale[r]};
-      if (col < dst.cols) store_4(dst, row, col, x);
+      if (col < dst.cols) store(dst, row, col, x);
     }
   }
 }

@@ -23,6 +23,7 @@ struct Fma {
   __device__ static int row(int r) { return lane_row() + kLaneRows * r; }
   __device__ static int score_col(int c) { return lane_col() + kLaneCols * c; }
   __device__ static int out_col(int c) { return 32 * (c / 4) + 4 * lane_col() + c % 4; }
+  static constexpr int kOutRun = 4;  // neighbouring numbers of an output tile that lie side by side
 
   // acc[m][n] += sum over k of a[m][k] * b[n][k]. a, b: rows of shared tiles, `stride` floats apart, depth floats long.
   template <int kStride, int kR, int kC>

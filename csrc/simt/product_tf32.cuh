@@ -20,9 +20,10 @@ struct Tf32x3 {
 
   __device__ static int row(int r) { return lane_row() + kLaneRows * r; }
   __device__ static int score_col(int c) { return 8 * (c / 2) + 2 * lane_col() + c % 2; }
-  __device__ static int out_col(int c) { return 32 * (c / 8) + 8 * lane_col() + c % 8; }
+  __device__ static int out_col(int c) { return score_col(c); }
+  static constexpr int kOutRun = 2;  // neighbouring numbers of an output tile that lie side by side
 
-  // The tensor core ignores the 13 lowest bits of its operands, so x itself serves as the high part.
+  // What TF32 lacks of x: its 13 lowest bits, which the tensor core ignores in an operand.
   __device__ static float low(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xFFFFE000u); }
 
   // d (16 x 8) += a (16 x 8) * b (8 x 8).   a: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); b: (q, g), (q + 4, g)
@@ -35,15 +36,20 @@ struct Tf32x3 {
 #endif
   }
 
+  // The high part of b is x itself: its two numbers come as a pair from shared memory. The four of a do not lie together:
+  // x - low says the same as x and is computed once, where a move would be repeated for every product.
   struct A {
-    float high[4], low[4];
+    float low[4], high[4];
+    __device__ A() {}
     __device__ A(float x0, float x1, float x2, float x3)
-        : high{x0, x1, x2, x3}, low{Tf32x3::low(x0), Tf32x3::low(x1), Tf32x3::low(x2), Tf32x3::low(x3)} {}
+        : low{Tf32x3::low(x0), Tf32x3::low(x1), Tf32x3::low(x2), Tf32x3::low(x3)},
+          high{x0 - low[0], x1 - low[1], x2 - low[2], x3 - low[3]} {}
   };
   struct B {
-    float high[2], low[2];
-    __device__ B(float x0, float x1) : high{x0, x1}, low{Tf32x3::low(x0), Tf32x3::low(x1)} {}
+    float low[2], high[2];
+    __device__ B(float x0, float x1) : low{Tf32x3::low(x0), Tf32x3::low(x1)}, high{x0, x1} {}
   };
+
   // The small terms first, so that they are not rounded away.
   __device__ static void mma_3x(float& d0, float& d1, float& d2, float& d3, const A& a, const B& b) {
     mma(d0, d1, d2, d3, a.low, b.high);
@@ -95,29 +101,35 @@ struct Tf32x3 {
   }
 
   // acc[m][d] += sum over n of p[m][n] * b[n][d]. Columns 2q, 2q + 1 of p are slots q and q + 4 of the summed index, which is
-  // where mma wants its left operand. Lane g reads columns 4g ... 4g + 3 of b for four products at a time.
+  // where mma wants its left operand. The lanes' reads of rows 2q, columns g fall into 32 different banks.
   template <int kStride, int kR, int kC, int kP>
   __device__ static void accumulate(float (&acc)[kR][kC], const float (&p)[kR][kP], const float* b, float*) {
-    b += 2 * lane_col() * kStride + 4 * lane_row();
+    constexpr int kAtOnce = 8;  // columns per lane: 4 independent products, whose latency overlaps
+    b += 2 * lane_col() * kStride + lane_row();
+    A a[kR / 2][kP / 2];
 #pragma unroll
-    for (int block = 0; block < kC; block += 8) {
-      float sum[kR][8] = {};
+    for (int r = 0; r < kR; r += 2)
+#pragma unroll
+      for (int n = 0; n < kP; n += 2) a[r / 2][n / 2] = A(p[r][n], p[r + 1][n], p[r][n + 1], p[r + 1][n + 1]);
+#pragma unroll
+    for (int c0 = 0; c0 < kC; c0 += kAtOnce) {
+      float sum[kR][kAtOnce] = {};
 #pragma unroll
       for (int n = 0; n < kP; n += 2) {
-        const float4 even = load_shared_4(b + n * 4 * kStride + 4 * block);
-        const float4 odd = load_shared_4(b + (n * 4 + 1) * kStride + 4 * block);
 #pragma unroll
-        for (int r = 0; r < kR; r += 2) {
-          const A a(p[r][n], p[r + 1][n], p[r][n + 1], p[r + 1][n + 1]);
+        for (int c = 0; c < kAtOnce; c += 2) {
+          const float* at = b + 4 * n * kStride + 4 * (c0 + c);
+          const B b_step(at[0], at[kStride]);
 #pragma unroll
-          for (int t = 0; t < 4; t++)
-            mma_3x(sum[r][t], sum[r][4 + t], sum[r + 1][t], sum[r + 1][4 + t], a, B(get(even, t), get(odd, t)));
+          for (int r = 0; r < kR; r += 2)
+            mma_3x(sum[r][c], sum[r][c + 1], sum[r + 1][c], sum[r + 1][c + 1],
+                   a[r / 2][n / 2], b_step);
         }
       }
 #pragma unroll
       for (int r = 0; r < kR; r++)
 #pragma unroll
-        for (int c = 0; c < 8; c++) acc[r][block + c] += sum[r][c];
+        for (int c = 0; c < kAtOnce; c++) acc[r][c0 + c] += sum[r][c];
     }
   }
 };

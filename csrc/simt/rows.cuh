@@ -2,6 +2,8 @@
 // The dtype is a run-time matter: only loads and stores know it, everything between is fp32.
 #pragma once
 
+#include <type_traits>
+
 #include "../attn/numeric.cuh"
 #include "../attn/seqlen.h"
 
@@ -71,17 +73,17 @@ __device__ __forceinline__ float4 load_4(const T* ptr, bool by_four, int count) 
   return {x[0], x[1], x[2], x[3]};
 }
 
-template <class T>
-__device__ __forceinline__ void store_4(T* ptr, const float (&x)[4], bool by_four, int count) {
+template <class T, int kCount>  // kCount: 2 or 4
+__device__ __forceinline__ void store(T* ptr, const float (&x)[kCount], bool by_four, int count) {
   if (by_four) {
-    if constexpr (sizeof(T) == 4) {
-      *reinterpret_cast<float4*>(ptr) = {x[0], x[1], x[2], x[3]};
-    } else {
-      *reinterpret_cast<uint2*>(ptr) = {pack2<T>(x[0], x[1]), pack2<T>(x[2], x[3])};
-    }
+    alignas(kCount * sizeof(T)) T raw[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; i++) raw[i] = from_float<T>(x[i]);
+    using Word = std::conditional_t<sizeof(raw) == 16, uint4, std::conditional_t<sizeof(raw) == 8, uint2, uint32_t>>;
+    *reinterpret_cast<Word*>(ptr) = *reinterpret_cast<const Word*>(raw);
   } else {
 #pragma unroll
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < kCount; i++)
       if (i < count) ptr[i] = from_float<T>(x[i]);
   }
 }
@@ -98,15 +100,17 @@ __device__ inline float4 load_4(const Rows& src, int row, int col) {
   return load_4<__nv_bfloat16>(src, row, col);
 }
 
-__device__ __forceinline__ void store_4(const Rows& dst, int row, int col, const float (&x)[4]) {
+// Two or four numbers to row `row` from column `col` on.
+template <int kCount>
+__device__ __forceinline__ void store(const Rows& dst, int row, int col, const float (&x)[kCount]) {
   const int64_t offset = row * dst.stride + col;
   const int count = dst.cols - col;
   if (dst.dtype == DType::kF32) {
-    store_4(reinterpret_cast<float*>(dst.ptr) + offset, x, dst.by_four, count);
+    store(reinterpret_cast<float*>(dst.ptr) + offset, x, dst.by_four, count);
   } else if (dst.dtype == DType::kF16) {
-    store_4(reinterpret_cast<__half*>(dst.ptr) + offset, x, dst.by_four, count);
+    store(reinterpret_cast<__half*>(dst.ptr) + offset, x, dst.by_four, count);
   } else {
-    store_4(reinterpret_cast<__nv_bfloat16*>(dst.ptr) + offset, x, dst.by_four, count);
+    store(reinterpret_cast<__nv_bfloat16*>(dst.ptr) + offset, x, dst.by_four, count);
   }
 }
 
