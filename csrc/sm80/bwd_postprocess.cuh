@@ -1,0 +1,39 @@
+// dq = softmax_scale times the fp32 sums of the workspace, from fragment order to rows.
+#pragma once
+
+#include "bwd_mainloop.cuh"
+#include "store.cuh"
+
+namespace flash::sm80 {
+
+// One block, with the warps of the main kernel, per (batch, head, kBlockM queries).
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads) bwd_postprocess(const __grid_constant__ BwdParams p) {
+  using T = typename Traits::T;
+  using Pieces = typename Traits::DqPieces;
+  using Tile = SmemTile<Traits::kBlockM, Traits::kHeadDim>;
+  __shared__ __align__(128) char tile[Tile::kBytes];
+  const Work work = Work::of(blockIdx.x, ceil_div(p.seqlen_q, Traits::kBlockM), p.num_heads);
+  const SeqInfo seq = SeqInfo::of(p, work.batch_index);
+  const int row0 = work.tile * Traits::kBlockM;
+  if (row0 >= seq.seqlen_q) return;
+
+  const int64_t index = Traits::DqTiles::index(p, work.batch_index, seq.q0, work.tile) * p.num_heads + work.head;
+  const float* sums = Traits::dq_sums(p, index);
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int piece = 0; piece < Pieces::kPieces; piece++) {
+    float acc[2][Pieces::kCols / 8][4];
+#pragma unroll
+    for (int m = 0; m < 2; m++)
+#pragma unroll
+      for (int n = 0; n < Pieces::kCols / 8; n++) load_fragment(acc[m][n], sums + Pieces::fragment(warp, piece, m, n));
+    stage_rows<T, Tile>(tile, Pieces::row0(warp), Pieces::col0(warp, piece), acc, p.softmax_scale);
+  }
+  __syncthreads();
+  T* dq = static_cast<T*>(p.dq.ptr) + offset_of(p.dq, work.batch_index, seq.q0, row0, work.head);
+  store_rows<T, Tile, Traits::kBlockM, Traits::kThreads>(tile, 0, dq, p.dq.row, seq.seqlen_q - row0, p.head_dim,
+                                                         chunks_aligned(p.dq), threadIdx.x);
+}
+
+}  // namespace flash::sm80

@@ -1,0 +1,5 @@
+#include "bwd_launch.cuh"
+
+namespace flash::sm80 {
+const RegisterRows<is_bwd<128>, BwdSm80> kRegistered;
+}

@@ -1,0 +1,35 @@
+// Where element (row, col) of a tile lies in shared memory, so that neither ldmatrix nor cp.async meets a bank conflict.
+#pragma once
+
+#include "../attn/host_device.h"
+
+namespace flash::sm80 {
+
+// A tile of 16-bit elements (kRows, kCols), cut into panels of 64 columns (32 where 64 does not divide). A panel's row is
+// 128 (64) bytes in chunks of 16; chunk c of row r is stored in place c ^ (r % 8) (c ^ (r / 2 % 4)), so that the eight rows of
+// an 8x8 matrix lie in different banks. Tiles start at multiples of 128 bytes.
+template <int kRows_, int kCols_>
+struct SmemTile {
+  static constexpr int kRows = kRows_, kCols = kCols_;
+  static_assert(kRows % 8 == 0 && kCols % 32 == 0);
+  static constexpr int kPanel = kCols % 64 == 0 ? 64 : 32;
+  static constexpr int kRowBytes = 2 * kPanel;
+  static constexpr int kBytes = 2 * kRows * kCols;
+  static constexpr int kChunks = kCols / 8;  // of 16 bytes in a row
+
+  FLASH_HD static constexpr int swizzle(int row) { return kPanel == 64 ? row & 7 : (row >> 1) & 3; }
+
+  // Byte offset of the chunk that holds (row, col); col is a multiple of 8.
+  FLASH_HD static constexpr int offset(int row, int col) {
+    return col / kPanel * (kRows * kRowBytes) + row * kRowBytes + (((col % kPanel / 8) ^ swizzle(row)) << 4);
+  }
+
+  // offset(row + row0, col + col0) == (offset(row, col) ^ flip(col0)) + shift(row0, col0)
+  // for row0 a multiple of 8, col0 a multiple of 16 and col in {0, 8}: one address per lane serves the whole tile.
+  FLASH_HD static constexpr int flip(int col0) { return col0 % kPanel * 2; }
+  FLASH_HD static constexpr int shift(int row0, int col0) {
+    return col0 / kPanel * (kRows * kRowBytes) + row0 * kRowBytes;
+  }
+};
+
+}  // namespace flash::sm80
