@@ -66,7 +66,8 @@ inline constexpr Family kFamilies[] = {
     {Pass::kFwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
     {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
     {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
-    {Pass::kBwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD128}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain, Variant::kGeneral}},
+    {Pass::kBwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
+    {Pass::kBwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
     {Pass::kFwd,   Arch::kSm80, {kF32}, {kD64, kD128}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},  // 3xTF32
     {Pass::kBwd,   Arch::kSm80, {kF32}, {kD64, kD128}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},  // 3xTF32
 };

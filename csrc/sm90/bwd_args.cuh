@@ -98,7 +98,7 @@ __device__ __forceinline__ uint32_t phase_of(int index) {
 //   barrier    arrivals                        who waits                       first wait
 //   kv_full    1 + bytes of K and V            everybody, once                 parity 0
 //   full       1 + bytes of Q, dO, stats       main warpgroups                 parity 0
-//   empty      every main warp                 nobody: the last main warp to release a stage refills it
+//   empty      every main warp                 a thread of the dQ warpgroup, that refills    parity 0
 //   ds_full    every main warp                 dQ warpgroup                    parity 0
 //   ds_empty   every dQ warp                   main warpgroups                 parity 1
 template <class Traits>

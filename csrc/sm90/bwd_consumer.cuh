@@ -26,7 +26,7 @@ struct MainWarpgroup {
   using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
 
   float acc_dk[kHeadDim / 2], acc_dv[kHeadDim / 2];  // 64 x kHeadDim
-  KeyFragments<Traits> k_fragments, v_fragments;
+  KeyFragments<kHeadDim> k_fragments, v_fragments;
 
   __device__ __forceinline__ MainWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
                                            int warpgroup)
@@ -37,19 +37,19 @@ struct MainWarpgroup {
 
   __device__ __forceinline__ void issue_s(Scores& acc_s) {
     const ptx::Descriptor q = ptx::Descriptor::of(smem.q(stage));
-    if constexpr (Traits::kKvInRegisters) issue_scores<Traits>(acc_s, k_fragments, q);
-    else issue_scores<Traits>(acc_s, ptx::Descriptor::of(smem.k() + warpgroup * 8192), q);
+    if constexpr (Traits::kKvInRegisters) issue_scores<T, kHeadDim>(acc_s, k_fragments, q);
+    else issue_scores<T, kHeadDim, Traits::kBlockN>(acc_s, ptx::Descriptor::of(smem.k() + warpgroup * 8192), q);
   }
   __device__ __forceinline__ void issue_dp(Scores& acc_dp) {
     const ptx::Descriptor dout = ptx::Descriptor::of(smem.dout(stage));
-    if constexpr (Traits::kKvInRegisters) issue_scores<Traits>(acc_dp, v_fragments, dout);
-    else issue_scores<Traits>(acc_dp, ptx::Descriptor::of(smem.v() + warpgroup * 8192), dout);
+    if constexpr (Traits::kKvInRegisters) issue_scores<T, kHeadDim>(acc_dp, v_fragments, dout);
+    else issue_scores<T, kHeadDim, Traits::kBlockN>(acc_dp, ptx::Descriptor::of(smem.v() + warpgroup * 8192), dout);
   }
   __device__ __forceinline__ void issue_dv(Fragments& p) {
-    issue_gradients<Traits, kHeadDim>(acc_dv, p, ptx::Descriptor::of(smem.dout(stage), kBlockM * 128));
+    issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(stage), kBlockM * 128));
   }
   __device__ __forceinline__ void issue_dk(Fragments& ds) {
-    issue_gradients<Traits, kHeadDim>(acc_dk, ds, ptx::Descriptor::of(smem.q(stage), kBlockM * 128));
+    issue_gradients<T>(acc_dk, ds, ptx::Descriptor::of(smem.q(stage), kBlockM * 128));
   }
 
   // The first of this thread's two keys, within the segment.
@@ -90,7 +90,7 @@ struct MainWarpgroup {
   __device__ __forceinline__ void hand_over_ds(const Fragments& ds) {
     const int slot = index % Traits::kDsStages;
     ptx::mbarrier_wait(smem.ds_empty(slot), phase_of<Traits::kDsStages>(index) ^ 1);
-    store_transposed<kBlockM>(smem.ds(slot) + warpgroup * kBlockM * 128, ds);
+    store_transposed(smem.ds(slot) + warpgroup * kBlockM * 128, ds);
     ptx::fence_proxy_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.ds_full(slot));
@@ -143,23 +143,37 @@ struct MainWarpgroup {
     hand_over_ds(ds);
   }
 
+  enum class Visit { kSkip, kMasked, kFull };
+
+  // The steps up to tile `end` of one head.
+  template <Visit kVisit>
+  __device__ __forceinline__ void walk(int end) {
+#pragma unroll 1
+    for (; m_block < end; m_block++, index++) {
+      ptx::mbarrier_wait(smem.full(stage), phase_of<Traits::kStages>(index));
+      if (kVisit != Visit::kFull && m_block == block.foreign_m) clear_foreign_queries(block.seq.seqlen_q - m_block * kBlockM);
+      if constexpr (kVisit == Visit::kSkip) skip();
+      else step<Traits::kGeneral || kVisit == Visit::kMasked>();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.empty(stage));
+      if (++stage == Traits::kStages) stage = 0;
+    }
+  }
+
   __device__ __forceinline__ void run() {
     if constexpr (Traits::kKvInRegisters) {
-      k_fragments.load(smem.k(), warpgroup);
-      v_fragments.load(smem.v(), warpgroup);
+      k_fragments.template load<Traits::kBlockN>(smem.k(), 64 * warpgroup);
+      v_fragments.template load<Traits::kBlockN>(smem.v(), 64 * warpgroup);
     }
     const BlockRange& mine = block.mine[warpgroup];
-    const int total = block.steps.total();
+    const int begin = block.steps.begin, end = begin + block.steps.count;
 #pragma unroll 1
-    for (; index < total; index++) {
-      ptx::mbarrier_wait(smem.full(stage), phase_of<Traits::kStages>(index));
-      if (m_block == block.foreign_m) clear_foreign_queries(block.seq.seqlen_q - m_block * kBlockM);
-      if (m_block < mine.begin || m_block >= mine.end) skip();
-      else if (Traits::kGeneral || mine.needs_mask(m_block)) step<true>();
-      else step<false>();
-      release_queries<Traits>(args, block, smem, stage, index);
-      if (++stage == Traits::kStages) stage = 0;
-      m_block = block.steps.after(m_block);
+    for (int head = 0; head < block.steps.group; head++) {
+      m_block = begin;
+      walk<Visit::kSkip>(min_of(mine.begin, end));
+      walk<Visit::kMasked>(mine.full_begin);
+      walk<Visit::kFull>(mine.full_end);
+      walk<Visit::kMasked>(mine.end);
+      walk<Visit::kSkip>(end);
     }
   }
 };

@@ -4,7 +4,7 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/red.cuh"
 #include "../ptx/wgmma.cuh"
-#include "bwd_args.cuh"
+#include "bwd_loads.cuh"
 
 namespace flash::sm90 {
 
@@ -35,6 +35,8 @@ __device__ __forceinline__ void run_dq(const BwdArgs& args, const BwdBlock& bloc
       const int slot = index % Traits::kDsStages;
       const int my_band = m * (kBlockM / kBandRows) + warp;
       ptx::mbarrier_wait(smem.ds_full(slot), phase_of<Traits::kDsStages>(index));
+      if (threadIdx.x % 128 == 0) refill_queries<Traits>(args, block, smem, index);
+      __syncwarp();
       const ptx::Descriptor a = ptx::Descriptor::of(smem.ds(slot)).opaque(), b = k.opaque();
 #pragma unroll
       for (int piece = 0; piece < kPieces; piece++) {

@@ -4,6 +4,7 @@
 #include "../attn/launch.cuh"
 #include "../ptx/tensor_map.h"
 #include "bwd_kernel.cuh"
+#include "bwd_pair_kernel.cuh"
 #include "bwd_postprocess.cuh"
 #include "bwd_preprocess.cuh"
 
@@ -107,8 +108,20 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
   const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, Traits::kGeneral);
-  launch_preprocess<T, 64 * (Traits::kPanels == 3 ? 4 : Traits::kPanels)>(args, s);
+  launch_preprocess<T, 64 * Traits::kPanels>(args, s);
   launch_dependent("bwd_sm90", bwd_kernel<Traits>, args.order.count(), Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
+  launch_postprocess<T>(args, s);
+}
+
+template <class Traits>
+void launch_bwd_pair(const BwdParams& p, Stream stream) {
+  using T = typename Traits::T;
+  const DeviceGuard guard(p.device);
+  const cudaStream_t s = cuda_stream(stream);
+  const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, Traits::kGeneral);
+  launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
+  launch_dependent("bwd_pair_sm90", bwd_pair_kernel<Traits>, 2 * args.order.count(), Traits::kThreads,
+                   BwdPairSmem<Traits>::kBytes, s, args);
   launch_postprocess<T>(args, s);
 }
 
@@ -118,6 +131,14 @@ struct BwdSm90 {
   static constexpr Key kKey = kInstances[kRow];
   using Traits = BwdTraits<kKey.dtype, kKey.head_dim, kKey.variant == Variant::kGeneral>;
   static void bwd(const BwdParams& p, Stream stream) { launch_bwd<Traits>(p, stream); }
+  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits::kBlockM).bytes; }
+};
+
+template <int kRow>
+struct BwdPairSm90 {
+  static constexpr Key kKey = kInstances[kRow];
+  using Traits = BwdPairTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kKey.variant == Variant::kGeneral>;
+  static void bwd(const BwdParams& p, Stream stream) { launch_bwd_pair<Traits>(p, stream); }
   static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits::kBlockM).bytes; }
 };
 

@@ -1,5 +1,4 @@
-// Copies into shared memory. Nobody is a producer by trade: a stage of Q and dO is refilled by the last main warp that
-// releases it, so a copy is issued at the earliest moment and waits for nothing.
+// Copies into shared memory. There is no producer warp: its registers are needed elsewhere. The dQ warpgroup has the time.
 #pragma once
 
 #include "../ptx/fence.cuh"
@@ -46,15 +45,16 @@ __device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock
                              head * args.step_dout.head, batch * args.step_dout.batch);
 }
 
-// Called by every main warp when it no longer needs the stage of step `index`.
+// By one thread of the dQ warpgroup when dS of step `index` is complete: the step before has released its stage by then, or
+// is about to.
 template <class Traits>
-__device__ __forceinline__ void release_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
-                                                int stage, int index) {
-  if (threadIdx.x % 32 == 0 && ptx::mbarrier_arrive_is_last(smem.empty(stage)) &&
-      index + Traits::kStages < block.steps.total()) {
-    ptx::mbarrier_wait(smem.empty(stage), phase_of<Traits::kStages>(index));  // passes at once; orders the others' reads before the copy
-    load_queries<Traits>(args, block, smem, stage, index + Traits::kStages);
-  }
+__device__ __forceinline__ void refill_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
+                                               int index) {
+  const int done = index - 1, next = done + Traits::kStages;
+  if (done < 0 || next >= block.steps.total()) return;
+  const int stage = done % Traits::kStages;
+  ptx::mbarrier_wait(smem.empty(stage), phase_of<Traits::kStages>(done));
+  load_queries<Traits>(args, block, smem, stage, next);
 }
 
 // Rows [first, rows) of a tile become zeros: rows of another segment, or unused ones, may hold NaN, and 0 * NaN is NaN.

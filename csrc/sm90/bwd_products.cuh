@@ -1,6 +1,6 @@
-// The four products of a main warpgroup, each issued as one group of wgmmas. 64 keys are the rows of all of them:
+// The four products of 64 keys, each issued as one group of wgmmas. The keys are the rows of all of them:
 //   S^T  = K Q^T     64 x kBlockM     dP^T = V dO^T    64 x kBlockM
-//   dV  += P^T dO    64 x kHeadDim    dK  += dS^T Q    64 x kHeadDim, with P^T and dS^T straight from registers
+//   dV  += P^T dO    64 x head_dim    dK  += dS^T Q    64 x head_dim, with P^T and dS^T straight from registers
 #pragma once
 
 #include "../ptx/matrix.cuh"
@@ -9,70 +9,73 @@
 
 namespace flash::sm90 {
 
-// This warpgroup's 64 rows of K or V as register operands.
-template <class Traits>
+// 64 rows of K or V as register operands, kDepth columns.
+template <int kDepth>
 struct KeyFragments {
-  uint32_t a[Traits::kHeadDim / 16][4];
+  uint32_t a[kDepth / 16][4];
 
-  __device__ __forceinline__ void load(uint32_t tile, int warpgroup) {
-    const int lane = threadIdx.x % 32, row = warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + lane % 16;
+  // From a tile of kKeyRows rows, row `row0` on.
+  template <int kKeyRows>
+  __device__ __forceinline__ void load(uint32_t tile, int row0) {
+    const int lane = threadIdx.x % 32, row = row0 + threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
-    for (int k = 0; k < Traits::kHeadDim / 16; k++) {
+    for (int k = 0; k < kDepth / 16; k++) {
       const int chunk = (2 * (k % 4) + lane / 16) ^ (lane % 8);  // of 16 bytes, in the 128-byte swizzle
-      ptx::ldmatrix_x4(a[k], tile + (k / 4) * Traits::kBlockN * 128 + row * 128 + chunk * 16);
+      ptx::ldmatrix_x4(a[k], tile + (k / 4) * kKeyRows * 128 + row * 128 + chunk * 16);
     }
   }
 };
 
-// acc (64 x kBlockM) = keys (64 x kHeadDim) queries^T, both K-major
-template <class Traits>
-__device__ __forceinline__ void issue_scores(float (&acc)[Traits::kBlockM / 2], ptx::Descriptor keys,
-                                             ptx::Descriptor queries) {
+// acc (64 x kBlockM) = keys (64 x kDepth) queries (kBlockM x kDepth)^T, both K-major. Keys: 64 rows of a tile of kKeyRows.
+template <class T, int kDepth, int kKeyRows, int kCount>
+__device__ __forceinline__ void issue_scores(float (&acc)[kCount], ptx::Descriptor keys, ptx::Descriptor queries) {
   const ptx::Descriptor a = keys.opaque(), b = queries.opaque();
   ptx::pin(acc);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < Traits::kHeadDim / 16; k++)
-    ptx::wgmma_ss<typename Traits::T>(acc, a + ptx::k_major_step(k, Traits::kBlockN),
-                                      b + ptx::k_major_step(k, Traits::kBlockM), k != 0);
+  for (int k = 0; k < kDepth / 16; k++)
+    ptx::wgmma_ss<T>(acc, a + ptx::k_major_step(k, kKeyRows), b + ptx::k_major_step(k, 2 * kCount), k != 0);
   ptx::wgmma_commit_group();
 }
 
-template <class Traits>
-__device__ __forceinline__ void issue_scores(float (&acc)[Traits::kBlockM / 2], const KeyFragments<Traits>& keys,
+template <class T, int kDepth, int kCount>
+__device__ __forceinline__ void issue_scores(float (&acc)[kCount], const KeyFragments<kDepth>& keys,
                                              ptx::Descriptor queries) {
   const ptx::Descriptor b = queries.opaque();
   ptx::pin(acc);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < Traits::kHeadDim / 16; k++)
-    ptx::wgmma_rs<typename Traits::T, ptx::Major::kK>(acc, keys.a[k], b + ptx::k_major_step(k, Traits::kBlockM), k != 0);
+  for (int k = 0; k < kDepth / 16; k++)
+    ptx::wgmma_rs<T, ptx::Major::kK>(acc, keys.a[k], b + ptx::k_major_step(k, 2 * kCount), k != 0);
   ptx::wgmma_commit_group();
 }
 
-// acc (64 x kHeadDim) += fragments (64 x kBlockM) queries (kBlockM x kHeadDim, MN-major)
-template <class Traits, int kColumns>
-__device__ __forceinline__ void issue_gradients(float (&acc)[kColumns / 2],
-                                                uint32_t (&fragments)[Traits::kBlockM / 16][4],
+// acc (64 x columns) += fragments (64 x kBlockM) queries (kBlockM x columns, MN-major)
+template <class T, int kCount, int kSteps>
+__device__ __forceinline__ void issue_gradients(float (&acc)[kCount], uint32_t (&fragments)[kSteps][4],
                                                 ptx::Descriptor queries) {
   const ptx::Descriptor b = queries.opaque();
   ptx::pin(acc);
   ptx::pin(fragments);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < Traits::kBlockM / 16; k++)
-    ptx::wgmma_rs<typename Traits::T>(acc, fragments[k], b + ptx::mn_major_step(k), true);
+  for (int k = 0; k < kSteps; k++) ptx::wgmma_rs<T>(acc, fragments[k], b + ptx::mn_major_step(k), true);
   ptx::wgmma_commit_group();
 }
 
-// dS^T fragments -> dS as [kBlockM][64] of this warpgroup's panel, swizzled: the A operand of dQ.
-template <int kBlockM>
-__device__ __forceinline__ void store_transposed(uint32_t panel, const uint32_t (&fragments)[kBlockM / 16][4]) {
+// Fragments of a transposed tile -> [kBlockM][64] of this warpgroup's panel, swizzled: for dS the A operand of dQ. The
+// address is that of this lane's row for the first 16 queries.
+__device__ __forceinline__ uint32_t transposed_address(uint32_t panel) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int chunk = (2 * warp + lane / 8 % 2) ^ (lane % 8);
-  const uint32_t address = panel + (lane / 16 * 8 + lane % 8) * 128 + chunk * 16;
+  return panel + (lane / 16 * 8 + lane % 8) * 128 + chunk * 16;
+}
+
+template <int kSteps>
+__device__ __forceinline__ void store_transposed(uint32_t panel, const uint32_t (&fragments)[kSteps][4]) {
+  const uint32_t address = transposed_address(panel);
 #pragma unroll
-  for (int k = 0; k < kBlockM / 16; k++) ptx::stmatrix_x4_trans(address + k * 16 * 128, fragments[k]);
+  for (int k = 0; k < kSteps; k++) ptx::stmatrix_x4_trans(address + k * 16 * 128, fragments[k]);
 }
 
 }  // namespace flash::sm90

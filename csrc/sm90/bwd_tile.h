@@ -50,7 +50,12 @@ constexpr BwdTile bwd_tile_row(int head_dim) {
   //            m   n  stages ds  joint  kv_regs dq  main dq
   if (head_dim <= 64) return {64, 128, 3, 2, true, true, 64, 216, 72};
   if (head_dim <= 96) return {64, 128, 3, 2, false, false, 96, 208, 88};
-  return {64, 128, 3, 2, false, false, 64, 216, 72};
+  if (head_dim <= 128) return {64, 128, 3, 2, false, false, 64, 216, 72};
+  // head_dim 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh); their dK and dV fill the registers.
+  // Each adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and
+  // dO are all that fits, and at 256 one dS tile.
+  if (head_dim <= 192) return {64, 128, 2, 2, false, false, 96, 208, 88};
+  return {64, 128, 2, 1, false, false, 128, 200, 104};
 }
 
 constexpr BwdTile bwd_tile(int head_dim) {

@@ -1,0 +1,81 @@
+// Types and shared memory of the backward for head_dim 192 and 256, where two thread blocks work as a pair.
+#pragma once
+
+#include "bwd_args.cuh"
+
+namespace flash::sm90 {
+
+template <DType kDType_, int kHeadDim_, int kHeadDimV_, bool kGeneral_>
+struct BwdPairTraits {
+  static constexpr DType kDType = kDType_;
+  using T = Element<kDType>;
+  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr bool kGeneral = kGeneral_;
+  static constexpr BwdTile kTile = bwd_tile(kHeadDim);
+  static constexpr int kBlockM = kTile.block_m;
+  static constexpr int kKeys = 64;  // of one thread block; kTile.block_n of the pair
+  static constexpr int kStages = kTile.stages, kDsStages = kTile.ds_stages;
+  static constexpr int kThreads = 384;
+  static constexpr int kPanels = ceil_div(kHeadDim, 64), kPanelsV = ceil_div(kHeadDimV, 64);
+
+  // dQ columns of one thread block. Half of its own K is a part of its K tile where panels allow, else a copy.
+  static constexpr int kHalf = kHeadDim / 2, kHalfPanels = ceil_div(kHalf, 64);
+  static constexpr bool kHalfIsPanels = kHalf % 64 == 0;
+
+  static constexpr int kPanelBytes = kKeys * 128;  // 64 rows of 64 columns: of K, V, Q, dO, dS alike
+  static constexpr int kStatsBytes = kBlockM * 2 * int(sizeof(float));
+  static_assert(kBlockM == 64 && kTile.block_n == 2 * kKeys && kTile.dq_columns == kHalf);
+};
+
+// Barriers. "remote": by the other thread block of the pair.
+//
+//   barrier     arrivals                                   who waits                                  first wait
+//   kv_full     1 + bytes of K, V, halves of K             everybody, once                            parity 0
+//   q_full      1 + bytes of Q and stats                   warpgroups 0 (S), 1 (dK)                   parity 0
+//   dout_full   1 + bytes of dO                            warpgroups 0 (dV), 1 (dP)                  parity 0
+//   q_empty     8 warps of warpgroups 0 and 1              nobody: the last to release a tile refills it
+//   dout_empty  8 warps of warpgroups 0 and 1              nobody: likewise
+//   p_full      4 warps of warpgroup 0                     warpgroup 1                                parity 0
+//   ds_full     4 warps of warpgroup 1                     warpgroup 2; the last arrival sends dS to the other block
+//   peer_full   1 + bytes of the other block's dS          warpgroup 2                                parity 0
+//   slot_empty  4 + 4 remote warps of the warpgroups 2     warpgroup 0                                parity 1
+template <class Traits>
+struct BwdPairSmem {
+  uint32_t base;
+
+  static constexpr int kStages = Traits::kStages, kDsStages = Traits::kDsStages, kPanel = Traits::kPanelBytes;
+  static constexpr int kK = 0, kV = kK + Traits::kPanels * kPanel;
+  static constexpr int kPeerK = kV + Traits::kPanelsV * kPanel;  // the other block's keys, this block's half of the columns
+  static constexpr int kOwnK = kPeerK + Traits::kHalfPanels * kPanel;  // this block's keys, the same columns
+  static constexpr int kQ = kOwnK + (Traits::kHalfIsPanels ? 0 : Traits::kHalfPanels * kPanel);
+  static constexpr int kDout = kQ + kStages * Traits::kPanels * kPanel;
+  static constexpr int kSlots = kDout + kStages * Traits::kPanelsV * kPanel;
+  static constexpr int kPeerDs = kSlots + kDsStages * kPanel;
+  static constexpr int kStats = kPeerDs + kDsStages * kPanel;
+  static constexpr int kBarriers = kStats + kStages * Traits::kStatsBytes;
+  static constexpr int kBlock = kBarriers + 8 * (1 + 4 * kStages + 4 * kDsStages);
+  static constexpr int kBytes = kBlock + int(sizeof(BwdBlock));
+  static_assert(kBytes <= 227 * 1024);
+
+  __device__ uint32_t k() const { return base + kK; }            // [kPanels][64][64]
+  __device__ uint32_t v() const { return base + kV; }            // [kPanelsV][64][64]
+  __device__ uint32_t peer_k() const { return base + kPeerK; }   // [kHalfPanels][64][64]
+  __device__ uint32_t own_k() const { return base + kOwnK; }     // [kHalfPanels][64][64]
+  __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kPanels * kPanel; }  // [kPanels][64][64]
+  __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kPanelsV * kPanel; }
+  __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }        // P, then dS: [kBlockM][64]
+  __device__ uint32_t peer_ds(int i) const { return base + kPeerDs + i * kPanel; }    // [kBlockM][64]
+  __device__ uint32_t stats(int stage) const { return base + kStats + stage * Traits::kStatsBytes; }  // [kBlockM/16][2][16]
+
+  __device__ uint32_t kv_full() const { return base + kBarriers; }
+  __device__ uint32_t q_full(int stage) const { return base + kBarriers + 8 * (1 + stage); }
+  __device__ uint32_t dout_full(int stage) const { return q_full(kStages + stage); }
+  __device__ uint32_t q_empty(int stage) const { return q_full(2 * kStages + stage); }
+  __device__ uint32_t dout_empty(int stage) const { return q_full(3 * kStages + stage); }
+  __device__ uint32_t p_full(int i) const { return q_full(4 * kStages + i); }
+  __device__ uint32_t ds_full(int i) const { return q_full(4 * kStages + kDsStages + i); }
+  __device__ uint32_t peer_full(int i) const { return q_full(4 * kStages + 2 * kDsStages + i); }
+  __device__ uint32_t slot_empty(int i) const { return q_full(4 * kStages + 3 * kDsStages + i); }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,58 @@
+// The dQ warpgroup of a thread block of a pair: dQ (kBlockM x half of the columns) = dS K over the keys of both blocks.
+#pragma once
+
+#include "../ptx/cluster.cuh"
+#include "bwd_dq.cuh"
+#include "bwd_pair_args.cuh"
+
+namespace flash::sm90 {
+
+// acc (+)= dS (64 x 64 keys) K (64 keys x kHalf)
+template <class Traits>
+__device__ __forceinline__ void issue_half_dq(float (&acc)[Traits::kHalf / 2], uint32_t ds, uint32_t keys, bool accumulate) {
+  const ptx::Descriptor a = ptx::Descriptor::of(ds).opaque(), b = ptx::Descriptor::of(keys, Traits::kPanelBytes).opaque();
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < Traits::kKeys / 16; i++)
+    ptx::wgmma_ss<typename Traits::T, ptx::Major::kK, ptx::Major::kMN>(
+        acc, a + ptx::k_major_step(i, Traits::kBlockM), b + ptx::mn_major_step(i), accumulate || i != 0);
+  ptx::wgmma_commit_group();
+}
+
+template <class Traits>
+__device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank) {
+  constexpr int kBandsOfStep = Traits::kBlockM / kBandRows, kFirstGroup = Traits::kHalf / 8;
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int groups = args.p.head_dim / 8, bands = ceil_div(block.seq.seqlen_q, kBandRows);
+  const uint32_t own_k = Traits::kHalfIsPanels ? smem.k() + rank * Traits::kHalfPanels * Traits::kPanelBytes : smem.own_k();
+  const int total = block.steps.total();
+  int m_block = block.steps.begin;
+  float acc[Traits::kHalf / 2];
+#pragma unroll 1
+  for (int index = 0; index < total; index++) {
+    const int slot = index % Traits::kDsStages;
+    const uint32_t phase = phase_of<Traits::kDsStages>(index);
+    ptx::mbarrier_wait(smem.ds_full(slot), phase);
+    ptx::pin(acc);
+    issue_half_dq<Traits>(acc, smem.slot(slot), own_k, false);
+    ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
+    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
+    issue_half_dq<Traits>(acc, smem.peer_ds(slot), smem.peer_k(), true);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(acc);
+    if (lane == 0) {
+      ptx::mbarrier_arrive(smem.slot_empty(slot));
+      ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
+    }
+    const int my_band = m_block * kBandsOfStep + warp;
+    if (my_band < bands) {
+      const int head = block.head_kv * block.steps.group + block.steps.at(index).head;
+      const int64_t band = head * args.bands + block.band0 + my_band;
+      float* const dst = args.dq_accum + (band * groups + rank * kFirstGroup) * 128 + lane * 4;
+      add_to_accumulator(dst, acc, groups - rank * kFirstGroup);
+    }
+    m_block = block.steps.after(m_block);
+  }
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,78 @@
+// Copies into the shared memory of one thread block of a pair. As in bwd_loads.cuh a tile is refilled by the last warp
+// that releases it; Q and dO are released apart, since each is needed by two products at different times.
+#pragma once
+
+#include "bwd_loads.cuh"
+#include "bwd_pair_args.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+__device__ __forceinline__ void load_pair_keys(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                               int rank) {
+  constexpr int kPanel = Traits::kPanelBytes;
+  constexpr int kHalves = Traits::kHalfPanels * (Traits::kHalfIsPanels ? 1 : 2);
+  const int first = int(block.seq.k0) + block.n_block * Traits::kTile.block_n;
+  const int own = first + rank * Traits::kKeys, peer = first + (rank ^ 1) * Traits::kKeys;
+  const int batch = args.p.cu_seqlens_k ? 0 : block.batch;
+  const int k_head = block.head_kv * args.step_k.head, k_batch = batch * args.step_k.batch;
+  const uint32_t bar = smem.kv_full();
+  ptx::mbarrier_arrive_expect_tx(bar, (Traits::kPanels + Traits::kPanelsV + kHalves) * kPanel);
+  load_tile<Traits::kPanels>(smem.k(), kPanel, &args.map_k, bar, own, k_head, k_batch);
+  load_tile<Traits::kPanelsV>(smem.v(), kPanel, &args.map_v, bar, own, block.head_kv * args.step_v.head,
+                              batch * args.step_v.batch);
+#pragma unroll
+  for (int i = 0; i < Traits::kHalfPanels; i++) {
+    const int column = rank * Traits::kHalf + 64 * i;
+    ptx::tma_load(smem.peer_k() + i * kPanel, &args.map_k, bar, column, peer, k_head, k_batch);
+    if constexpr (!Traits::kHalfIsPanels)
+      ptx::tma_load(smem.own_k() + i * kPanel, &args.map_k, bar, column, own, k_head, k_batch);
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_q(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int index) {
+  const BwdSteps::Step step = block.steps.at(index);
+  const int head = block.head_kv * block.steps.group + step.head, stage = index % Traits::kStages;
+  const int64_t band = head * args.bands + block.band0 + step.m_block * (Traits::kBlockM / kBandRows);
+  const uint32_t bar = smem.q_full(stage);
+  ptx::mbarrier_arrive_expect_tx(bar, Traits::kPanels * Traits::kPanelBytes + Traits::kStatsBytes);
+  load_tile<Traits::kPanels>(smem.q(stage), Traits::kPanelBytes, &args.map_q, bar,
+                             int(block.seq.q0) + step.m_block * Traits::kBlockM, head * args.step_q.head,
+                             (args.p.cu_seqlens_q ? 0 : block.batch) * args.step_q.batch);
+  ptx::bulk_load(smem.stats(stage), args.stats + band * kBandStats, bar, Traits::kStatsBytes);
+}
+
+template <class Traits>
+__device__ __forceinline__ void load_dout(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                          int index) {
+  const BwdSteps::Step step = block.steps.at(index);
+  const int head = block.head_kv * block.steps.group + step.head, stage = index % Traits::kStages;
+  const uint32_t bar = smem.dout_full(stage);
+  ptx::mbarrier_arrive_expect_tx(bar, Traits::kPanelsV * Traits::kPanelBytes);
+  load_tile<Traits::kPanelsV>(smem.dout(stage), Traits::kPanelBytes, &args.map_dout, bar,
+                              int(block.seq.q0) + step.m_block * Traits::kBlockM, head * args.step_dout.head,
+                              (args.p.cu_seqlens_q ? 0 : block.batch) * args.step_dout.batch);
+}
+
+// Called by every warp of warpgroups 0 and 1 when it no longer needs Q (dO) of step `index`.
+template <class Traits>
+__device__ __forceinline__ void release_q(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int index) {
+  const uint32_t bar = smem.q_empty(index % Traits::kStages);
+  if (threadIdx.x % 32 == 0 && ptx::mbarrier_arrive_is_last(bar) && index + Traits::kStages < block.steps.total()) {
+    ptx::mbarrier_wait(bar, phase_of<Traits::kStages>(index));  // passes at once; orders the others' reads before the copy
+    load_q<Traits>(args, block, smem, index + Traits::kStages);
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void release_dout(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                             int index) {
+  const uint32_t bar = smem.dout_empty(index % Traits::kStages);
+  if (threadIdx.x % 32 == 0 && ptx::mbarrier_arrive_is_last(bar) && index + Traits::kStages < block.steps.total()) {
+    ptx::mbarrier_wait(bar, phase_of<Traits::kStages>(index));
+    load_dout<Traits>(args, block, smem, index + Traits::kStages);
+  }
+}
+
+}  // namespace flash::sm90
