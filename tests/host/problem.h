@@ -8,6 +8,7 @@
 
 #include "attn/dropout.h"
 #include "attn/seqlen.h"
+#include "check.h"
 #include "cpu/element.h"
 #include "params.h"
 

@@ -109,7 +109,7 @@ void test_broadcast_bias() {
 }  // namespace
 
 int main() {
-  test_every_feature<float>(5e-6);
+  test_every_feature<float>(1e-5);
   test_every_feature<cpu::Half>(3e-3);
   test_every_feature<cpu::BFloat16>(2e-2);
   test_same_bits_for_any_schedule();
