@@ -2,35 +2,10 @@
 // of the bias and computes dS anew for everything that is added to it, in a fixed order and without atomics.
 #pragma once
 
+#include "bias_work.h"
 #include "bwd_dq_kernel.cuh"
 
 namespace flash::simt {
-
-// The part of (batch, num_heads, query blocks, key blocks) that one CTA adds up: all of a broadcast dimension, one else.
-struct BiasWork {
-  int begin[4], end[4];  // batch_index, head, m_block, n_block
-
-  // How many CTAs each dimension gives, from the whole sizes.
-  __host__ __device__ static void split(const Bias& dbias, int (&sizes)[4]) {
-    const int64_t strides[4] = {dbias.batch, dbias.head, dbias.row, dbias.col};
-    for (int d = 0; d < 4; d++)
-      if (strides[d] == 0 && sizes[d] > 1) sizes[d] = 1;
-  }
-
-  __device__ static BiasWork of(const Bias& dbias, int64_t cta, const int (&sizes)[4]) {
-    int parts[4] = {sizes[0], sizes[1], sizes[2], sizes[3]};
-    split(dbias, parts);
-    BiasWork work;
-    for (int d = 3; d >= 0; d--) {
-      const int part = int(cta % parts[d]);
-      cta /= parts[d];
-      const bool all = parts[d] != sizes[d];
-      work.begin[d] = all ? 0 : part;
-      work.end[d] = all ? sizes[d] : part + 1;
-    }
-    return work;
-  }
-};
 
 // Adds dS of the query block m0 ... and the key block n0 ... of one head to acc.
 template <class T>

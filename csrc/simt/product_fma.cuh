@@ -1,29 +1,16 @@
-// A warp's matrix products with fp32 FMA. A lane owns an outer-product block of the result, rows and columns interleaved so
-// that the lanes' 16-byte reads of shared memory fall into different banks.
+// A warp's matrix products with fp32 FMA: every lane adds up outer products of what it reads from shared memory, 16 bytes at
+// a time.
 #pragma once
 
+#include "lanes.h"
 #include "tile.h"
 
 namespace flash::simt {
 
 __device__ __forceinline__ float4 load_shared_4(const float* p) { return *reinterpret_cast<const float4*>(p); }
 
-struct Fma {
+struct Fma : ThisLane<FmaLanes> {
   static constexpr Product kProduct = Product::kFma;
-
-  // A warp is 4 lanes (rows) by 8 lanes (columns). Row bits are lane bits 0 and 4: neighbouring lanes then read the same 16
-  // bytes of the column operand, and half a warp reads 8 different ones, which is one pass over the banks.
-  static constexpr int kLaneRows = 4, kLaneCols = 8;
-  static constexpr int kFirstColBit = 2, kLastColBit = 8;  // of the lane: lanes that differ in these only share a row
-
-  __device__ static int lane_row() { return (threadIdx.x & 1) | (threadIdx.x >> 3 & 2); }
-  __device__ static int lane_col() { return threadIdx.x >> 1 & 7; }
-
-  // Where number [r][c] of a lane lies in a score tile and in an output tile.
-  __device__ static int row(int r) { return lane_row() + kLaneRows * r; }
-  __device__ static int score_col(int c) { return lane_col() + kLaneCols * c; }
-  __device__ static int out_col(int c) { return 32 * (c / 4) + 4 * lane_col() + c % 4; }
-  static constexpr int kOutRun = 4;  // neighbouring numbers of an output tile that lie side by side
 
   // acc[m][n] += sum over k of a[m][k] * b[n][k]. a, b: rows of shared tiles, `stride` floats apart, depth floats long.
   template <int kStride, int kR, int kC>

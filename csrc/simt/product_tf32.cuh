@@ -8,20 +8,8 @@
 
 namespace flash::simt {
 
-struct Tf32x3 {
+struct Tf32x3 : ThisLane<MmaLanes> {
   static constexpr Product kProduct = Product::kTf32x3;
-
-  // An accumulator of mma: lane = 4 * g + q owns rows g, g + 8 and columns 2q, 2q + 1 of 16 x 8.
-  static constexpr int kLaneRows = 8, kLaneCols = 4;
-  static constexpr int kFirstColBit = 1, kLastColBit = 2;
-
-  __device__ static int lane_row() { return threadIdx.x >> 2 & 7; }
-  __device__ static int lane_col() { return threadIdx.x & 3; }
-
-  __device__ static int row(int r) { return lane_row() + kLaneRows * r; }
-  __device__ static int score_col(int c) { return 8 * (c / 2) + 2 * lane_col() + c % 2; }
-  __device__ static int out_col(int c) { return score_col(c); }
-  static constexpr int kOutRun = 2;  // neighbouring numbers of an output tile that lie side by side
 
   // What TF32 lacks of x: its 13 lowest bits, which the tensor core ignores in an operand.
   __device__ static float low(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xFFFFE000u); }
