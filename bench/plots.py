@@ -5,8 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from .results import unit_of
-from .table import short
+from .table import generation_values, short
 
 ROOT = Path(__file__).resolve().parents[1]
 COLOURS = {
@@ -45,7 +44,15 @@ def draw_all(data: dict, out: Path) -> list[Path]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update(
+        {
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.alpha": 0.3,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    )
     out.mkdir(parents=True, exist_ok=True)
     rows = data["rows"]
     drawn = []
@@ -110,8 +117,7 @@ def draw_generations(plt, rows: list[dict], gpu: str, path: Path) -> Path:
     )
     flat = [a for line in axes for a in line]
     for a, (head_dim, causal, seqlen) in zip(flat, panels, strict=False):
-        shape = {"head_dim": head_dim, "causal": causal, "seqlen": seqlen}
-        values = generation_values([row for row in rows if all(row[key] == value for key, value in shape.items())])
+        values = generation_values(rows, "fwd", head_dim, causal, seqlen)
         bars = a.bar(range(len(values)), values.values(), color=[_bar_colour(name) for name in values])
         a.bar_label(bars, fmt="%.0f", fontsize=8)
         a.set_xticks(range(len(values)), [GENERATIONS[name] for name in values], fontsize=7)
@@ -124,19 +130,6 @@ def draw_generations(plt, rows: list[dict], gpu: str, path: Path) -> Path:
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
-
-
-def generation_values(rows: list[dict]) -> dict[str, float]:
-    """standard, simt, sm80, sm90, fp8, where measured, in this order."""
-    values = {}
-    for row in rows:
-        if row["work"] == "fwd":
-            values[row["arch_path"]] = row[unit_of(row)]["flash_ext"]
-            if "standard" in row["tflops"]:
-                values["standard"] = row["tflops"]["standard"]
-        elif row["work"] == "fp8":
-            values["fp8"] = row["tflops"]["flash_ext"]
-    return {name: values[name] for name in GENERATIONS if name in values}
 
 
 def _bar_colour(name: str) -> str:

@@ -58,14 +58,46 @@ def number(value: float, unit: str) -> str:
 
 
 def render(rows: list[dict]) -> str:
+    generations = [row for row in rows if row["case"] == "generations"]
     blocks: dict[tuple, list[dict]] = {}
     for row in rows:
-        path = row["arch_path"] if row["case"] == "generations" else ""
-        blocks.setdefault((label(row), unit_of(row), path), []).append(row)
-    return "\n\n".join(_block(name, unit, path, block) for (name, unit, path), block in blocks.items())
+        if row["case"] != "generations":
+            blocks.setdefault((label(row), unit_of(row)), []).append(row)
+    texts = [_block(name, unit, block) for (name, unit), block in blocks.items()]
+    return "\n\n".join([*texts, render_generations(generations)] if generations else texts)
 
 
-def _block(name: str, unit: str, path: str, rows: list[dict]) -> str:
+GENERATIONS = ("standard", "simt", "sm80", "sm90", "fp8")
+
+
+def generation_values(rows: list[dict], work: str, head_dim: int, causal: bool, seqlen: int) -> dict[str, float]:
+    """One shape through every path, as far as it was measured; fp8 only forward."""
+    values = {}
+    for row in rows:
+        if (row["head_dim"], row["causal"], row["seqlen"]) != (head_dim, causal, seqlen):
+            continue
+        if row["work"] == work:
+            values[row["arch_path"]] = row["tflops"]["flash_ext"]
+            values.update({name: value for name, value in row["tflops"].items() if name == "standard"})
+        elif row["work"] == "fp8" and work == "fwd":
+            values["fp8"] = row["tflops"]["flash_ext"]
+    return {name: values[name] for name in GENERATIONS if name in values}
+
+
+def render_generations(rows: list[dict]) -> str:
+    """One line per shape, one column per generation."""
+    cells = [["the same shape through every path [tflops]", *GENERATIONS]]
+    shapes = sorted(
+        {(row["work"], row["head_dim"], row["causal"], row["seqlen"]) for row in rows if row["work"] != "fp8"}
+    )
+    for work, head_dim, causal, seqlen in sorted(shapes, key=lambda shape: shape[0] != "fwd"):
+        values = generation_values(rows, work, head_dim, causal, seqlen)
+        numbers = [number(values[name], "tflops") if name in values else "-" for name in GENERATIONS]
+        cells.append([f"{work} d{head_dim} {'causal' if causal else 'full'} {short(seqlen)}", *numbers])
+    return align(cells)
+
+
+def _block(name: str, unit: str, rows: list[dict]) -> str:
     rows = sorted(rows, key=lambda row: row["seqlen"])
     libraries = list(dict.fromkeys(library for row in rows for library in row[unit]))
     cells = [["", *(short(row["seqlen"]) for row in rows)]]
@@ -75,8 +107,7 @@ def _block(name: str, unit: str, path: str, rows: list[dict]) -> str:
     ratios = [ratio_to_best_peer(row) for row in rows]
     if any(ratios):
         cells.append(["x best peer", *(f"{r.value:.2f}" if r else "-" for r in ratios)])
-    title = f"{name} {path}".strip()
-    return f"{title} [{unit}]\n" + align(cells)
+    return f"{name} [{unit}]\n" + align(cells)
 
 
 def align(cells: list[list[str]]) -> str:

@@ -2,9 +2,10 @@ import json
 
 import pytest
 
-from bench import plots, report
+from bench import report
 from bench.cases import Case
 from bench.results import load, make_row, save
+from bench.table import generation_values, render
 
 MACHINE = {"gpu": "NVIDIA H200", "driver": "580", "cuda": "13.0", "torch": "2.11"}
 
@@ -73,4 +74,8 @@ def test_plots(recorded, tmp_path, capsys):
 
 def test_generations_are_in_order():
     rows = [row("fwd", "generations", arch) for arch in ("sm90", "simt")] + [row("fp8", "generations", dtype="e4m3")]
-    assert list(plots.generation_values(rows)) == ["standard", "simt", "sm90", "fp8"]
+    values = generation_values(rows, "fwd", 128, False, 8192)
+    assert list(values) == ["standard", "simt", "sm90", "fp8"]
+    lines = [line.split() for line in render(rows).splitlines()]
+    assert lines[0][-5:] == ["standard", "simt", "sm80", "sm90", "fp8"]
+    assert lines[1] == ["fwd", "d128", "full", "8k", "100", "600", "-", "600", "600"]
