@@ -27,11 +27,11 @@ struct ScoreMod {
     return s - alibi_slope * float(distance) + bias;
   }
 
-  // d score / d (q.k * softmax_scale)
+  // d score / d (q.k * softmax_scale) = 1 - tanh^2 = 1 / cosh^2. 1 - t * t would have no digits left where t is near 1.
   FLASH_HD float derivative(float qk) const {
     if (softcap == 0.f) return 1.f;
-    const float t = tanhf(qk * softmax_scale / softcap);
-    return 1.f - t * t;
+    const float e = expf(-2.f * fabsf(qk * softmax_scale / softcap));
+    return 4.f * e / ((1.f + e) * (1.f + e));
   }
 };
 
