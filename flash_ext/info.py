@@ -58,6 +58,8 @@ def _extension() -> list[str]:
 
 
 def _toolkit_now() -> str:
+    if torch.version.cuda is None:
+        return "not looked for: torch is a CPU-only build"
     try:
         return (
             f"{_build.find_toolkit(torch.version.cuda) or 'none'} (kernels that are missing are compiled on first use)"
