@@ -11,7 +11,7 @@ from functools import cache
 
 import torch
 
-MAX_REPEATS = 200  # with a few kernels per call this stays below the launch queue's depth of about 1000
+QUEUE_CALLS = 200  # with a few kernels per call this stays below the launch queue's depth of about 1000
 
 
 @cache
@@ -65,8 +65,10 @@ def time_in_turn(
             call()
             host = _host_seconds(call, 2) if cuda else 0.0
             once = device_seconds(call, 2, 3 * host + 1e-4) if cuda else wall_seconds(call, 1)
-        repeats[name] = max(1, min(MAX_REPEATS, int(round_seconds / once)))
-        queue_seconds = max(queue_seconds, 1.3 * host * repeats[name] + 2e-4)
+        repeats[name] = max(1, int(round_seconds / once))
+        if host > once:  # the device would overtake the host once the queue is empty
+            repeats[name] = min(repeats[name], QUEUE_CALLS)
+        queue_seconds = max(queue_seconds, 1.3 * host * min(repeats[name], QUEUE_CALLS) + 2e-4)
 
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
