@@ -188,11 +188,21 @@ def _number(name: str, value: float) -> float:
     return value
 
 
+def _integer(name: str, value: int) -> int:
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    if (
+        isinstance(value, float) and value.is_integer()
+    ):  # equal to an int, so the cache of checked calls takes it for one
+        return int(value)
+    if isinstance(value, (Tensor, float)) or not hasattr(value, "__index__"):
+        got = "a tensor (take .item() once, outside the loop)" if isinstance(value, Tensor) else repr(value)
+        raise TypeError(f"{name} must be an int, got {got}")
+    return value.__index__()
+
+
 def _length(name: str, value: int) -> int:
-    if isinstance(value, Tensor) or not (isinstance(value, torch.SymInt) or hasattr(value, "__index__")):
-        raise TypeError(
-            f"{name} must be an int, got {type(value).__name__} (of a tensor take .item() once, outside the loop)"
-        )
+    value = _integer(name, value)
     if value < 0 or value > _UNBOUNDED:
         raise ValueError(f"{name} must be in 0 ... 2**31 - 1, got {value}")
     return value
@@ -201,10 +211,10 @@ def _length(name: str, value: int) -> int:
 def _window(window_size: tuple[int, int]) -> tuple[int, int]:
     try:
         left, right = window_size
-        ok = not any(isinstance(bound, (float, Tensor)) for bound in (left, right)) and left >= -1 and right >= -1
     except (TypeError, ValueError):
         raise TypeError(f"window_size must be a pair of ints (left, right), got {window_size!r}") from None
-    if not ok:
+    left, right = _integer("window_size", left), _integer("window_size", right)
+    if left < -1 or right < -1:
         raise ValueError(f"window_size must be ints of at least 0, or -1 for unbounded; got {window_size!r}")
     return min(left, _UNBOUNDED), min(right, _UNBOUNDED)
 
@@ -234,17 +244,18 @@ def check_lengths(extras: Extras, total_q: int, total_k: int, max_seqlen_q: int,
 def canonical(q: Tensor, extras: Extras, dropout_p: float) -> Extras:
     """Checked extras as kernels take them, and random numbers for the dropout."""
     cu_q, cu_k, seqused_k, slopes, bias, sinks = extras[:6]
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     rng_state = None
     if cu_q is not None:
         cu_q, cu_k = cu_q.contiguous(), cu_k.contiguous()
         seqused_k = None if seqused_k is None else seqused_k.contiguous()
     if slopes is not None:
-        slopes = slopes.float().contiguous()
+        slopes = slopes.to(wide).contiguous()
     if bias is not None:
-        bias = bias if bias.dtype in (torch.float32, q.dtype) else bias.float()
+        bias = bias if bias.dtype in (wide, q.dtype) else bias.to(wide)
         bias = bias if bias.dim() == 4 else bias.reshape((1,) * (4 - bias.dim()) + tuple(bias.shape))
     if sinks is not None:
-        sinks = sinks.float().contiguous()
+        sinks = sinks.to(wide).contiguous()
     if dropout_p:
         rng_state = new_rng_state(q.device)
     return Extras(cu_q, cu_k, seqused_k, slopes, bias, sinks, rng_state)

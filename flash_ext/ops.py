@@ -18,7 +18,6 @@ from functools import cache, cached_property
 
 import torch
 from torch import Tensor, empty
-from torch.autograd.function import once_differentiable
 
 from . import jit, reference
 from .call import DTYPES, Extras, Scalars, check_lengths
@@ -364,18 +363,30 @@ class Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
         _, need_q, need_k, need_v, *need_extras = ctx.needs_input_grad
         if dout is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
         q, k, v, out, lse, *extras = ctx.saved_tensors
         need_bias, need_sinks = need_extras[4:6] if extras else (False, False)
-        dq, dk, dv, dbias, dsinks = ctx.plan.backward(
-            dout, dlse, q, k, v, out, lse, Extras(*extras), need_bias, need_sinks
-        )
+        with torch.no_grad():
+            dq, dk, dv, dbias, dsinks = ctx.plan.backward(
+                dout, dlse, q, k, v, out, lse, Extras(*extras), need_bias, need_sinks
+            )
         grads = (None, dq if need_q else None, dk if need_k else None, dv if need_v else None)
-        return (*grads, None, None, None, None, dbias, dsinks, None) if extras else grads
+        grads = (*grads, None, None, None, None, dbias, dsinks, None) if extras else grads
+        return _once_only(grads) if torch.is_grad_enabled() else grads
+
+
+_TWICE = (
+    "attention cannot be differentiated twice: its gradients were made with create_graph=True and then used in a loss"
+)
+
+
+def _once_only(grads: tuple) -> tuple:
+    """The same gradients, of which no further gradient can be taken: an error instead of silent zeros."""
+    refuse = torch._C._functions.DelayedError(_TWICE, len(grads))
+    return refuse(*(None if g is None else g.requires_grad_() for g in grads))
 
 
 # The operators. `extras` and `scalars` lie flat in the schema, in the order of their classes.
@@ -445,9 +456,7 @@ def _backward(ctx, dout: Tensor | None, dlse: Tensor | None):
 
 
 def _no_double_backward(ctx, *grads):
-    raise NotImplementedError(
-        "flash_ext: attention is differentiable once; use_path('reference') and autograd do not help"
-    )
+    raise RuntimeError(_TWICE)
 
 
 torch.library.register_autograd("flash_ext::fwd", _backward, setup_context=_setup_context)
@@ -456,7 +465,9 @@ torch.library.register_autograd("flash_ext::bwd", _no_double_backward)
 
 def autocast_dtype(device_type: str) -> torch.dtype | None:
     """The dtype that torch.autocast wants q, k and v in on this device, None outside autocast."""
-    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
+        return None
+    return torch.get_autocast_dtype(device_type)
 
 
 def cast_for_autocast(dtype: torch.dtype | None, *tensors: Tensor) -> list[Tensor]:
@@ -467,8 +478,9 @@ def cast_for_autocast(dtype: torch.dtype | None, *tensors: Tensor) -> list[Tenso
 def _register_autocast(device_type: str, key: str) -> None:
     @torch.library.impl("flash_ext::fwd", key)
     def _fwd_autocast(q, k, v, *rest):
+        q, k, v = cast_for_autocast(autocast_dtype(device_type), q, k, v)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
-            return torch.ops.flash_ext.fwd(*cast_for_autocast(autocast_dtype(device_type), q, k, v), *rest)
+            return torch.ops.flash_ext.fwd(q, k, v, *rest)
 
 
 _register_autocast("cuda", "AutocastCUDA")
