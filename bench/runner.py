@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from . import results, timing
 from .cases import Case, Inputs, make_inputs
 from .check import Checker
 from .libraries import OURS, PATHS, Call, Unsupported, prepare
-from .table import label
+from .table import label, one_line
 
 SUSTAINED_SECONDS = 0.8
 SUSTAINED_ROUNDS = 3
@@ -34,7 +35,10 @@ def run_cases(
     of the same cases in this process did the checking."""
     rows, refused = [], 0
     for case in cases:
+        start = time.monotonic()
         fresh, wrong = run_case(case, list(names), options, checked)
+        for row in fresh:
+            print(f"{one_line(row)}  ({time.monotonic() - start:.1f} s)", file=sys.stderr, flush=True)
         rows += fresh
         refused += wrong
         if options.device == "cuda":

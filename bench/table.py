@@ -49,6 +49,14 @@ def label(row: dict) -> str:
     return " ".join([*parts, "causal" if row["causal"] else "full"])
 
 
+def one_line(row: dict) -> str:
+    unit = unit_of(row)
+    values = [f"{name} {number(value, unit)}" for name, value in row[unit].items()]
+    ratio = ratio_to_best_peer(row)
+    best = [f"x best peer {ratio.value:.3f}"] if ratio else []
+    return "  ".join([f"{label(row)} {short(row['seqlen'])} [{unit}, {row['arch_path']}]", *values, *best])
+
+
 def short(seqlen: int) -> str:
     return f"{seqlen // 1024}k" if seqlen >= 1024 and seqlen % 1024 == 0 else str(seqlen)
 

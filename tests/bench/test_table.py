@@ -2,7 +2,7 @@ import pytest
 
 from bench.cases import Case
 from bench.results import make_row
-from bench.table import ratio_to_best_peer, render, short, summary
+from bench.table import one_line, ratio_to_best_peer, render, short, summary
 
 
 def row(tflops: dict, unit: str = "tflops", **case) -> dict:
@@ -33,6 +33,11 @@ def test_a_block_has_a_column_per_length_and_a_line_per_library():
     assert lines[3].split() == ["fa3", "-", "650"]
     assert lines[4].split() == ["x", "best", "peer", "-", "1.08"]
     assert len({len(line) for line in lines[1:]}) == 1
+
+
+def test_one_line():
+    line = one_line(row({"flash_ext": 600, "fa3": 500}, seqlen=4096))
+    assert line == "fwd grid bf16 d128 full 4k [tflops, sm90]  flash_ext 600  fa3 500  x best peer 1.200"
 
 
 def test_small_numbers_keep_their_digits():
