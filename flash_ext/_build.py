@@ -169,10 +169,10 @@ def gencode(archs: list[str]) -> list[str]:
 
 def archs_of(source: Path, archs: list[str]) -> list[str]:
     """Those of `archs` that this kernel file has code for; for the others it would be compiled in vain."""
-    folder = source.parent.name
-    if folder == "sm90":
+    if source.parent.name == "sm90":
         return [a for a in archs if a == "90a"]
-    return [a for a in archs if folder != "sm80" or _number(a) >= 80]
+    needs_tensor_cores = source.parent.name == "sm80" or source.stem.endswith("_tf32")
+    return [a for a in archs if _number(a) >= 80 or not needs_tensor_cores]
 
 
 # ---- files and flags -------------------------------------------------------------------------------------------------
@@ -182,9 +182,21 @@ def cpp_sources() -> list[Path]:
     return [CSRC / "api.cpp", CSRC / "binding.cpp", *sorted((CSRC / "cpu").glob("*.cpp"))]
 
 
-def kernel_sources(arch: str = "*", pass_: str = "") -> list[Path]:
-    """csrc/<arch>/<pass>_<arch>*.cu holds the rows of that pass and architecture."""
-    return sorted(CSRC.glob(f"{arch}/{pass_}*.cu"))
+def kernel_sources(pattern: str = "*/*") -> list[Path]:
+    return sorted(CSRC.glob(f"{pattern}.cu"))
+
+
+def sources_of_row(name: str) -> list[Path]:
+    """The kernel files that may hold a row, by its name: "fwd sm90 bf16 128 causal dense plain".
+
+    csrc/<arch>/<pass>_<arch>.cu holds the rows of that pass and architecture; with the suffix _d128 those of that head
+    dim. The fp32 rows of sm80 are the portable kernel on tensor cores, csrc/simt/<pass>_simt_tf32.cu.
+    """
+    pass_, arch, dtype, dims = name.split()[:4]
+    if (arch, dtype) == ("sm80", "fp32"):
+        return kernel_sources(f"simt/{pass_}_simt_tf32")
+    head_dim = dims.split("/")[0]
+    return kernel_sources(f"{arch}/{pass_}_{arch}") + kernel_sources(f"{arch}/{pass_}_{arch}_d{head_dim}")
 
 
 def contract() -> str:

@@ -17,6 +17,7 @@ import functools
 import hashlib
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -149,7 +150,7 @@ def _say(line: str) -> None:
 
 def can_run(row: int, capability: tuple[int, int]) -> bool:
     """Whether this row is built for such a device, or could be compiled for it on first use."""
-    return _is_ready(row, capability) or (_why_no_jit() is None and bool(_files_of(row)))
+    return _is_ready(row, capability) or (_why_no_jit() is None and bool(_sources_of(row)))
 
 
 def prepare(row: int, device: int) -> None:
@@ -184,6 +185,8 @@ def load(row_or_key: int | Sequence[int]) -> int:
         if row not in _loaded:
             _loaded[row] = _compile_row(row)
             module.override_row(row, _loaded[row])
+            if not module.is_built(row):
+                raise BuildError(f"none of {[f.name for f in _sources_of(row)]} registers '{module.row_name(row)}'")
     return row
 
 
@@ -191,10 +194,10 @@ def _is_ready(row: int, capability: tuple[int, int]) -> bool:
     module = extension()
     if not module.is_built(row):
         return False
-    arch = module.row_name(row).split()[1]
-    built_for = _build.archs_of(_build.CSRC / arch / "any.cu", facts().get("archs", []))
-    # Rows that were compiled on this machine, by `load` or the tuner, are taken as they are.
-    return row in _loaded or not facts() or any(_build.runs_on(a, capability) for a in built_for)
+    if row in _loaded or not facts():  # compiled on this machine, by `load` or the tuner
+        return True
+    archs = [_build.archs_of(file, facts()["archs"]) for file in _sources_of(row)]
+    return any(_build.runs_on(arch, capability) for arch in itertools.chain(*archs))
 
 
 @functools.cache
@@ -208,13 +211,12 @@ def _why_no_jit() -> str | None:
     return None
 
 
-def _files_of(row: int) -> list[Path]:
-    pass_, arch = extension().row_name(row).split()[:2]
-    return _build.kernel_sources(arch, f"{pass_}_{arch}")
+def _sources_of(row: int) -> list[Path]:
+    return _build.sources_of_row(extension().row_name(row))
 
 
 def _compile_row(row: int) -> str:
-    name, toolkit, kernels = extension().row_name(row), _use_toolkit(), _files_of(row)
+    name, toolkit, kernels = extension().row_name(row), _use_toolkit(), _sources_of(row)
     wanted = _build.architectures(_capabilities())
     archs = _build.archs_of(kernels[0], wanted) if kernels else []
     if not archs:

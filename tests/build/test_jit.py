@@ -46,7 +46,7 @@ def test_rows_run_where_they_are_built_or_can_be(fake_extension, monkeypatch):
     assert not jit.can_run(0, AMPERE)
     assert not jit.can_run(1, HOPPER)
     set_jit(monkeypatch, None)
-    assert jit.can_run(1, HOPPER) is bool(_build.kernel_sources("sm80", "fwd_sm80"))
+    assert jit.can_run(1, HOPPER) is bool(_build.sources_of_row("fwd sm80 bf16 128"))
 
 
 def test_no_kernel_image_for_this_gpu(fake_extension, monkeypatch):
@@ -120,7 +120,7 @@ def test_undefined_symbol_after_a_torch_upgrade(package_with_broken_extension):
 # ---- one row, really compiled -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not _build.kernel_sources("simt", "fwd_simt"), reason="no kernel files")
+@pytest.mark.skipif(not _build.sources_of_row("fwd simt fp32 64"), reason="no kernel files")
 def test_one_row_is_compiled_and_merged_into_the_registry(tmp_path):
     if torch.version.cuda is None or _build.find_toolkit(torch.version.cuda) is None:
         pytest.skip("needs a CUDA toolkit")
