@@ -1,0 +1,185 @@
+"""What only a CUDA device can show: streams, graphs, devices, synchronisation, compiled programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from cases import CASES, qkv
+
+import flash_ext
+from flash_ext.testing import check
+
+pytestmark = pytest.mark.gpu
+
+
+def test_the_fastest_path_serves_usual_calls():
+    q, k, v = qkv("cuda", seqlen_q=256, seqlen_k=256)
+    expected = "sm90" if torch.cuda.get_device_capability()[0] == 9 else "sm80"
+    assert flash_ext.explain(q, k, v, causal=True).path == expected
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("report 25")])
+def test_automatic_choice(name):
+    """Whatever a single path cannot serve, another one does: no case is refused."""
+    check(CASES[name][0].problem("cuda"))
+
+
+def test_current_device_and_second_device():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one device")
+    q, k, v = (t.detach().to("cuda:1").requires_grad_() for t in qkv("cuda"))
+    expected = flash_ext.forward(*(t.detach().cuda(0) for t in (q, k, v)))
+    out = flash_ext.forward(q, k, v)
+    out.sum().backward()
+    assert torch.cuda.current_device() == 0 and q.grad.device.index == 1
+    assert torch.equal(out.cpu(), expected.cpu())
+    with pytest.raises(ValueError, match="k must be on q's device"):
+        flash_ext.forward(q, k.cuda(0), v)
+
+
+def test_side_stream():
+    q, k, v = qkv("cuda", seqlen_q=512, seqlen_k=512)
+    expected = flash_ext.forward(q, k, v)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # what follows has to wait for it
+        shifted = q * 0 + 1
+        out = flash_ext.forward(shifted, k, v)
+        (grad,) = torch.autograd.grad(out.sum(), k)
+    stream.synchronize()
+    assert torch.equal(out, flash_ext.forward(torch.ones_like(q), k, v))
+    assert torch.isfinite(grad).all() and not torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"softcap": 5.0}, {"dropout_p": 0.3}])
+def test_graph_capture_and_replay(options):
+    q, k, v = (t.detach().requires_grad_() for t in qkv("cuda", seqlen_q=200, seqlen_k=200))
+    dout = torch.randn(q.shape, device="cuda", dtype=q.dtype)
+
+    def step():
+        out = flash_ext.forward(q, k, v, **options)
+        return out, *torch.autograd.grad(out, (q, k, v), dout)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = step()
+    for _ in range(2):
+        with torch.no_grad():
+            for t in (q, k, v, dout):
+                t.normal_()
+        graph.replay()
+        if "dropout_p" in options:
+            assert all(torch.isfinite(x).all() for x in results)
+        else:
+            for got, expected in zip(results, step(), strict=True):
+                assert torch.allclose(got.float(), expected.float(), atol=2e-2)  # dq may be added up in another order
+    if "dropout_p" in options:
+        first = results[0].clone()
+        graph.replay()
+        assert not torch.equal(first, results[0]), "a replay has to draw new random numbers"
+
+
+def test_no_hidden_synchronisation():
+    q, k, v = qkv("cuda", heads=4, heads_kv=2)
+    cu = torch.tensor([0, 30, 64], dtype=torch.int32, device="cuda")
+    sinks = torch.zeros(4, device="cuda", requires_grad=True)
+    packed = [t.detach()[0].requires_grad_() for t in (q, k, v)]
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        flash_ext.forward(q, k, v, causal=True, sinks=sinks, dropout_p=0.1).sum().backward()
+        flash_ext.flash_attn_varlen_func(*packed, cu, cu, 34, 34, causal=True, sinks=sinks).sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_wrong_lengths_on_the_device_reach_no_foreign_memory(monkeypatch):
+    q, k, v = (t.detach()[0] for t in qkv("cuda"))
+    wild = torch.tensor([0, 2**30, -5, 10**9], dtype=torch.int32, device="cuda")
+    flash_ext.flash_attn_varlen_func(q, k, v, wild, wild, 64, 64)
+    torch.cuda.synchronize()
+    monkeypatch.setenv("FLASH_EXT_CHECK_LENGTHS", "1")
+    with pytest.raises(ValueError, match="cu_seqlens_q"):
+        flash_ext.flash_attn_varlen_func(q[:63], k, v, wild, wild, 64, 64)
+
+
+def test_long_sequence():
+    """33728 keys: the last rows of the causal result against attention of those rows alone."""
+    q, k, v = (t.detach() for t in qkv("cuda", seqlen_q=33728, seqlen_k=33728, heads=1, heads_kv=1, dim=128))
+    out = flash_ext.forward(q, k, v, causal=True)
+    exact = flash_ext.reference.attention(*(t.double() for t in (q[:, -64:], k, v)), causal=True)[0]
+    assert torch.isfinite(out).all() and (out[:, -64:].double() - exact).abs().max() < 1e-3
+
+
+def test_more_than_two_to_the_31_elements():
+    total = torch.cuda.get_device_properties(0).total_memory
+    if total < 60e9:
+        pytest.skip("needs 60 GB")
+    x = torch.zeros(1, 2**17 + 3, 130, 128, device="cuda", dtype=torch.bfloat16)
+    x[:, -70:] = torch.randn(1, 70, 130, 128, device="cuda").bfloat16()
+    out = flash_ext.forward(x[:, -70:], x, x, window_size=(69, 0))
+    exact = flash_ext.forward(x[:, -70:].clone(), x[:, -140:].clone(), x[:, -140:].clone(), window_size=(69, 0))
+    assert torch.equal(out, exact)
+
+
+def test_compile_with_inductor():
+    torch._dynamo.reset()
+    weights = torch.randn(64, 3 * 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def block(x, weights):
+        qkv = (x @ weights).view(*x.shape[:2], 3, 1, 64)
+        return flash_ext.flash_attn_qkvpacked_func(qkv, causal=True).sum(dim=(2, 3)) * 2
+
+    compiled = torch.compile(block, fullgraph=True, dynamic=True)
+    for batch, seqlen in ((2, 100), (3, 130)):
+        x = torch.randn(batch, seqlen, 64, device="cuda", dtype=torch.bfloat16)
+        expected, got = block(x, weights), compiled(x, weights)
+        assert torch.allclose(expected.float(), got.float(), atol=0.1, rtol=0.05)
+        grads = (torch.autograd.grad(y.float().sum(), weights)[0].float() for y in (expected, got))
+        assert torch.allclose(*grads, atol=1.0, rtol=0.1)
+
+
+def test_autocast():
+    q, k, v = (t.detach().float().requires_grad_() for t in qkv("cuda"))
+    with torch.autocast("cuda", torch.float16):
+        out = flash_ext.forward(q, k, v)
+    assert out.dtype == torch.float16
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_import_leaves_cuda_uninitialised():
+    code = "import torch, flash_ext; assert not torch.cuda.is_initialized()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_host_time_is_below_torch():
+    """A tiny call is all host time: at most that of torch's attention, with and without a gradient."""
+    from time import perf_counter
+
+    def microseconds(function) -> float:
+        best = float("inf")
+        for _ in range(7):
+            torch.cuda.synchronize()
+            begin = perf_counter()
+            for _ in range(200):
+                function()
+            best = min(best, perf_counter() - begin)
+        return best / 200 * 1e6
+
+    for grad in (False, True):
+        q, k, v = (t.detach().requires_grad_(grad) for t in qkv("cuda", seqlen_q=8, seqlen_k=8))
+        theirs = [t.detach().transpose(1, 2).requires_grad_(grad) for t in (q, k, v)]
+        ours = microseconds(lambda q=q, k=k, v=v: flash_ext.forward(q, k, v))
+        torchs = microseconds(lambda t=theirs: torch.nn.functional.scaled_dot_product_attention(*t))
+        print(f"host time, gradient {grad}: flash_ext {ours:.1f} us, torch {torchs:.1f} us")
+        assert ours <= 1.1 * torchs
