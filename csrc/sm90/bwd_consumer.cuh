@@ -13,13 +13,13 @@ template <class Traits>
 struct MainWarpgroup {
   using T = typename Traits::T;
   static constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
-  static constexpr bool kSeparateFactor = Traits::kGeneral && !Traits::kJoint;  // P for dV and for dS differ
+  static_assert(Traits::kJoint || !Traits::kGeneral, "P for dV and for dS differ in general variants");
 
   const BwdArgs& args;
   const BwdBlock& block;
   const BwdSmem<Traits> smem;
   const int warpgroup;
-  int index = 0, m_block;  // of the step
+  int index = 0, m_block, head = 0;  // of the step
   int stage = 0;             // of its Q and dO
 
   using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
@@ -59,14 +59,19 @@ struct MainWarpgroup {
 
   // S -> P
   template <bool kMasked>
-  __device__ __forceinline__ void make_p(Scores& acc_s, Fragments& p, Fragments& factor) {
+  __device__ __forceinline__ void make_p(Scores& acc_s, Fragments& p) {
     const uint32_t stats = smem.stats(stage);
     const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
     if constexpr (Traits::kGeneral) {
-      const int head = block.head_kv * block.steps.group + block.steps.at(index).head;
-      const GeneralScores general = GeneralScores::of(args.p, block.batch, head);
-      general.exponentials<T>(acc_s, p, stats, block.band, key(), first_query);
-      if constexpr (kSeparateFactor) pack_fragments<T>(acc_s, factor);
+      const GeneralScores general{args.p, block.band, block.batch,
+                                  block.head_kv * block.steps.group + head};
+      const uint32_t kept = general.kept_entries<kBlockM>(key(), first_query);
+#pragma unroll
+      for (int g = 0; g < kBlockM / 8; g++) {
+        uint32_t packed[2];
+        general.exponentials<T>(acc_s, packed, g, stats, key(), first_query, kept);
+        p[g / 2][g % 2 * 2] = packed[0], p[g / 2][g % 2 * 2 + 1] = packed[1];
+      }
     } else {
       exponentials(acc_s, stats, args.p.softmax_scale * kLog2e);
       if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block.band, key(), first_query));
@@ -76,12 +81,10 @@ struct MainWarpgroup {
 
   // dP -> dS
   template <bool kMasked>
-  __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Fragments& factor,
-                                          const Scores& acc_dp, Fragments& ds) {
+  __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Scores& acc_dp, Fragments& ds) {
     const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
     score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(stage), dropout_scale, [&](int i) {
       if constexpr (Traits::kJoint) return float2{acc_s[i], acc_s[i + 1]};
-      else if constexpr (kSeparateFactor) return unpack2(factor[i / 8][i / 2 % 4], T());
       else return unpack2(p[i / 8][i / 2 % 4], T());
     });
   }
@@ -108,26 +111,26 @@ struct MainWarpgroup {
   template <bool kMasked>
   __device__ __forceinline__ void step() {
     Scores acc_s, acc_dp;
-    Fragments p, ds, factor;
+    Fragments p, ds;
     issue_s(acc_s);
     if constexpr (Traits::kJoint) {
       issue_dp(acc_dp);
       ptx::wgmma_wait_group<1>();
       ptx::pin(acc_s);
-      make_p<kMasked>(acc_s, p, factor);
+      make_p<kMasked>(acc_s, p);
       ptx::wgmma_wait_group<0>();
       ptx::pin(acc_dp);
-      make_ds<kMasked>(acc_s, p, factor, acc_dp, ds);
+      make_ds<kMasked>(acc_s, p, acc_dp, ds);
       issue_dv(p);
     } else {
       ptx::wgmma_wait_group<0>();
       ptx::pin(acc_s);
-      make_p<kMasked>(acc_s, p, factor);
+      make_p<kMasked>(acc_s, p);
       issue_dp(acc_dp);
       issue_dv(p);
       ptx::wgmma_wait_group<1>();
       ptx::pin(acc_dp);
-      make_ds<kMasked>(acc_s, p, factor, acc_dp, ds);
+      make_ds<kMasked>(acc_s, p, acc_dp, ds);
     }
     issue_dk(ds);
     hand_over_ds(ds);
@@ -165,9 +168,9 @@ struct MainWarpgroup {
       v_fragments.template load<Traits::kBlockN>(smem.v(), 64 * warpgroup);
     }
     const BlockRange& mine = block.mine[warpgroup];
-    const int begin = block.steps.begin, end = begin + block.steps.count;
+    const int begin = block.steps.begin, end = block.steps.end();
 #pragma unroll 1
-    for (int head = 0; head < block.steps.group; head++) {
+    for (head = 0; head < block.steps.group; head++) {
       m_block = begin;
       walk<Visit::kSkip>(min_of(mine.begin, end));
       walk<Visit::kMasked>(mine.full_begin);

@@ -34,7 +34,8 @@ template <class Traits>
 __device__ __forceinline__ void start_loads(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem) {
   load_keys<Traits>(args, block, smem);
   ptx::griddepcontrol_wait();
-  for (int i = 0; i < Traits::kStages && i < block.steps.total(); i++) load_queries<Traits>(args, block, smem, i, i);
+  for (int i = 0; i < Traits::kStages && i < block.steps.total(); i++)
+    load_queries<Traits>(args, block, smem, i, block.steps.ahead({block.steps.begin, 0}, i));
 }
 
 // K and V of unused keys become zeros, so that what they hold cannot reach dQ.

@@ -61,6 +61,8 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   char* workspace = static_cast<char*>(p.workspace);
   a.stats = reinterpret_cast<float*>(workspace + w.stats);
   a.dq_accum = reinterpret_cast<float*>(workspace + w.dq_accum);
+  a.row_scale = reinterpret_cast<float*>(workspace + w.row_scale);
+  a.key_bounds = reinterpret_cast<uint32_t*>(workspace + w.key_bounds);
   a.lse_scale = general ? 1.f : kLog2e;
   return a;
 }
@@ -82,6 +84,20 @@ void launch_dependent(const char* name, void (*kernel)(Params...), int64_t block
   config.attrs = &attribute;
   config.numAttrs = 1;
   FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, args...), name);
+}
+
+template <class T>
+void launch_key_bounds(const BwdArgs& args, cudaStream_t stream) {
+  const BwdParams& p = args.p;
+  const int64_t heads = int64_t(p.batch) * p.num_heads_kv;
+  const int key_blocks = ceil_div(p.seqlen_k, kBoundsWarps * kBoundsKeysPerWarp);
+  FLASH_CHECK_ARG(heads * key_blocks <= INT32_MAX, "bwd_key_bounds needs ", heads * key_blocks,
+                  " thread blocks: at most ", INT32_MAX);
+  if (heads == 0) return;
+  FLASH_CHECK_CUDA(cudaMemsetAsync(args.key_bounds, 0, size_t(heads) * 2 * sizeof(uint32_t), stream), "key_bounds");
+  if (key_blocks == 0) return;
+  bwd_key_bounds<T><<<unsigned(heads * key_blocks), 32 * kBoundsWarps, 0, stream>>>(args, key_blocks);
+  check_launch("bwd_key_bounds");
 }
 
 template <class T, int kColumns>
@@ -108,6 +124,7 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
   const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, Traits::kGeneral);
+  if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, 64 * Traits::kPanels>(args, s);
   launch_dependent("bwd_sm90", bwd_kernel<Traits>, args.order.count(), Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
   launch_postprocess<T>(args, s);
@@ -119,6 +136,7 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
   const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, Traits::kGeneral);
+  if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
   launch_dependent("bwd_pair_sm90", bwd_pair_kernel<Traits>, 2 * args.order.count(), Traits::kThreads,
                    BwdPairSmem<Traits>::kBytes, s, args);

@@ -5,6 +5,10 @@
 //   stats     fp32 (num_heads, bands, 2, 16): LSE and delta of the band's rows
 //   dq_accum  fp32 (num_heads, bands, head_dim / 8, 32, 4): eight columns of a band lie as the 32 lanes of a warp hold
 //             them, four numbers each: rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}
+// and where bitwise equal results are asked for (bwd_fixed_point.cuh):
+//   dq_accum    int32 (num_heads, bands, head_dim / 8, 4, 32): the same numbers, integers
+//   row_scale   fp32 (num_heads, bands, 16): what a row of dQ was multiplied with to become integers
+//   key_bounds  uint32 (batch, num_heads_kv, 2): largest norm of a row of V, largest |K|, as the bits of floats
 #pragma once
 
 #include "../attn/mask.h"
@@ -19,7 +23,7 @@ FLASH_HD int64_t first_band(int64_t q0, int batch_index) { return q0 / kBandRows
 
 struct BwdWorkspace {
   int64_t bands;           // of one head; a step may read the stats of a few bands behind the last one
-  int64_t stats, dq_accum;  // byte offsets
+  int64_t stats, dq_accum, row_scale, key_bounds;  // byte offsets
   int64_t bytes;
 
   static BwdWorkspace of(const AttnParams& p, int block_m) {
@@ -27,7 +31,11 @@ struct BwdWorkspace {
     w.bands = p.total_q / kBandRows + p.batch + block_m / kBandRows;
     w.stats = 0;
     w.dq_accum = w.stats + p.num_heads * w.bands * kBandStats * int64_t(sizeof(float));
-    w.bytes = w.dq_accum + p.num_heads * w.bands * kBandRows * p.head_dim * int64_t(sizeof(float));
+    w.row_scale = w.dq_accum + p.num_heads * w.bands * kBandRows * p.head_dim * int64_t(sizeof(float));
+    const int64_t scales = p.deterministic ? p.num_heads * w.bands * kBandRows : 0;
+    w.key_bounds = w.row_scale + scales * int64_t(sizeof(float));
+    const int64_t bounds = p.deterministic ? int64_t(2) * p.batch * p.num_heads_kv : 0;
+    w.bytes = w.key_bounds + bounds * int64_t(sizeof(uint32_t));
     return w;
   }
 };
@@ -60,8 +68,16 @@ struct BwdSteps {
     int m_block, head;  // head: within the group
   };
   FLASH_HD int total() const { return count * group; }
-  FLASH_HD Step at(int index) const { return {begin + index % count, index / count}; }
-  FLASH_HD int after(int m_block) const { return m_block + 1 == begin + count ? begin : m_block + 1; }
+  FLASH_HD int end() const { return begin + count; }
+  // `n` steps after `step`; head == group: there is none. Without a division, which would take longer than the copies.
+  FLASH_HD Step ahead(Step step, int n) const {
+    step.m_block += n;
+    while (step.m_block >= end() && step.head < group) {
+      step.m_block -= count;
+      step.head++;
+    }
+    return step;
+  }
 };
 
 }  // namespace flash::sm90

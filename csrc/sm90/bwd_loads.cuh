@@ -27,11 +27,10 @@ __device__ __forceinline__ void load_keys(const BwdArgs& args, const BwdBlock& b
                              block.head_kv * args.step_v.head, batch * args.step_v.batch);
 }
 
-// Q, dO and their rows' stats of step `index` into a stage that nobody uses.
+// Q, dO and their rows' stats of a step into a stage that nobody uses.
 template <class Traits>
 __device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
-                                             int stage, int index) {
-  const BwdSteps::Step step = block.steps.at(index);
+                                             int stage, BwdSteps::Step step) {
   const int head = block.head_kv * block.steps.group + step.head;
   const int row = int(block.seq.q0) + step.m_block * Traits::kBlockM;
   const int batch = args.p.cu_seqlens_q ? 0 : block.batch;
@@ -49,10 +48,10 @@ __device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock
 // is about to.
 template <class Traits>
 __device__ __forceinline__ void refill_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
-                                               int index) {
-  const int done = index - 1, next = done + Traits::kStages;
-  if (done < 0 || next >= block.steps.total()) return;
-  const int stage = done % Traits::kStages;
+                                               int index, BwdSteps::Step step) {
+  const BwdSteps::Step next = block.steps.ahead(step, Traits::kStages - 1);
+  if (index == 0 || next.head >= block.steps.group) return;
+  const int done = index - 1, stage = done % Traits::kStages;
   ptx::mbarrier_wait(smem.empty(stage), phase_of<Traits::kStages>(done));
   load_queries<Traits>(args, block, smem, stage, next);
 }

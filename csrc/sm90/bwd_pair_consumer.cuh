@@ -18,6 +18,7 @@ template <class Traits>
 struct PairWarpgroup {
   using T = typename Traits::T;
   static constexpr int kBlockM = Traits::kBlockM;
+  static constexpr bool kGeneral = Traits::kGeneral;
   using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
   using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
 
@@ -25,7 +26,7 @@ struct PairWarpgroup {
   const BwdBlock& block;
   const BwdPairSmem<Traits> smem;
   const int rank;
-  int index = 0, m_block;  // of the step
+  int index = 0, m_block, head = 0;  // of the step
 
   __device__ __forceinline__ PairWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank)
       : args(args), block(block), smem(smem), rank(rank), m_block(block.steps.begin) {}
@@ -68,13 +69,33 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     for (int i = 0; i < Traits::kHeadDimV / 2; i++) acc_dv[i] = 0.f;
   }
 
-  // P, in general variants times d score / d S and negative where dropped, to warpgroup 1.
-  __device__ __forceinline__ void hand_over(const Fragments& p) {
+  // P, in general variants times d score / d S and negative where dropped, goes to warpgroup 1.
+  __device__ __forceinline__ void wait_slot() {
     ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
-    store_transposed(smem.slot(this->slot()), p);
+  }
+  __device__ __forceinline__ void hand_over() {
     ptx::fence_proxy_async();  // of hidden tiles warpgroup 1 leaves the zeros as they are
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.p_full(this->slot()));
+  }
+
+  __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, uint32_t stats, int first_query) {
+    const GeneralScores general{args.p, block.band, block.batch,
+                                block.head_kv * block.steps.group + this->head};
+    const uint32_t kept = general.kept_entries<kBlockM>(this->key(), first_query);
+    const uint32_t address = transposed_address(smem.slot(this->slot()));
+    uint32_t factor[4];
+#pragma unroll
+    for (int g = 0; g < kBlockM / 8; g++) {
+      uint32_t packed[2];
+      general.exponentials<T>(acc_s, packed, g, stats, this->key(), first_query, kept);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        p[g / 2][g % 2 * 2 + r] = packed[r];
+        factor[g % 2 * 2 + r] = pack2<T>(acc_s[4 * g + 2 * r], acc_s[4 * g + 2 * r + 1]);
+      }
+      if (g % 2 == 1) ptx::stmatrix_x4_trans(address + g / 2 * 16 * 128, factor);
+    }
   }
 
   template <bool kMasked>
@@ -89,33 +110,34 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     const uint32_t stats = smem.stats(this->stage());
     const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
     if constexpr (Traits::kGeneral) {
-      const int head = block.head_kv * block.steps.group + block.steps.at(index).head;
-      GeneralScores::of(args.p, block.batch, head).template exponentials<T>(acc_s, p, stats, block.band, this->key(), first_query);
-      Fragments factor;
-      pack_fragments<T>(acc_s, factor);
-      hand_over(factor);
+      wait_slot();
+      make_general_p(acc_s, p, stats, first_query);
     } else {
       exponentials(acc_s, stats, args.p.softmax_scale * kLog2e);
       if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block.band, this->key(), first_query));
       pack_fragments<T>(acc_s, p);
-      hand_over(p);
+      wait_slot();
+      store_transposed(smem.slot(this->slot()), p);
     }
-    release_q<Traits>(args, block, smem, index);
+    hand_over();
+    release_q<Traits>(args, block, smem, index, {m_block, this->head});
     this->wait_dout();
     issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(this->stage()), Traits::kPanelBytes));
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dv);
     ptx::pin(p);
-    release_dout<Traits>(args, block, smem, index);
+    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
   }
 
   __device__ __forceinline__ void skip() {
     const Fragments zeros = {};
-    hand_over(zeros);
+    wait_slot();
+    store_transposed(smem.slot(this->slot()), zeros);
+    hand_over();
     this->wait_q();
-    release_q<Traits>(args, block, smem, index);
+    release_q<Traits>(args, block, smem, index, {m_block, this->head});
     this->wait_dout();
-    release_dout<Traits>(args, block, smem, index);
+    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
   }
 
 };
@@ -157,7 +179,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
                                                       ptx::Descriptor::of(smem.dout(this->stage())));
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dp);
-    release_dout<Traits>(args, block, smem, index);
+    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
     this->wait_q();
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     const uint32_t address = transposed_address(smem.slot(this->slot()));
@@ -173,16 +195,16 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dk);
     ptx::pin(ds);
-    release_q<Traits>(args, block, smem, index);
+    release_q<Traits>(args, block, smem, index, {m_block, this->head});
   }
 
   __device__ __forceinline__ void skip() {
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     hand_over();
     this->wait_dout();
-    release_dout<Traits>(args, block, smem, index);
+    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
     this->wait_q();
-    release_q<Traits>(args, block, smem, index);
+    release_q<Traits>(args, block, smem, index, {m_block, this->head});
   }
 
 };
@@ -196,7 +218,7 @@ __device__ __forceinline__ void walk(Warpgroup& warpgroup, int barrier, int end)
   for (; warpgroup.m_block < end; warpgroup.m_block++, warpgroup.index++) {
     if (kVisit != Visit::kFull) warpgroup.clear_foreign_queries(barrier);
     if constexpr (kVisit == Visit::kSkip) warpgroup.skip();
-    else warpgroup.template step<kVisit == Visit::kMasked>();
+    else warpgroup.template step<Warpgroup::kGeneral || kVisit == Visit::kMasked>();
   }
 }
 
@@ -204,9 +226,9 @@ template <class Warpgroup>
 __device__ __forceinline__ void walk_all(Warpgroup& warpgroup, int barrier) {
   const BwdBlock& block = warpgroup.block;
   const BlockRange& mine = block.mine[warpgroup.rank];
-  const int begin = block.steps.begin, end = begin + block.steps.count;
+  const int begin = block.steps.begin, end = block.steps.end();
 #pragma unroll 1
-  for (int head = 0; head < block.steps.group; head++) {
+  for (warpgroup.head = 0; warpgroup.head < block.steps.group; warpgroup.head++) {
     warpgroup.m_block = begin;
     walk<Visit::kSkip>(warpgroup, barrier, min_of(mine.begin, end));
     walk<Visit::kMasked>(warpgroup, barrier, mine.full_begin);

@@ -22,16 +22,18 @@ __device__ __forceinline__ void issue_half_dq(float (&acc)[Traits::kHalf / 2], u
 template <class Traits>
 __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank) {
   constexpr int kBandsOfStep = Traits::kBlockM / kBandRows, kFirstGroup = Traits::kHalf / 8;
-  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32 % 4;
   const int groups = args.p.head_dim / 8, bands = ceil_div(block.seq.seqlen_q, kBandRows);
   const uint32_t own_k = Traits::kHalfIsPanels ? smem.k() + rank * Traits::kHalfPanels * Traits::kPanelBytes : smem.own_k();
   const int total = block.steps.total();
-  int m_block = block.steps.begin;
+  BwdSteps::Step step{block.steps.begin, 0};
   float acc[Traits::kHalf / 2];
 #pragma unroll 1
   for (int index = 0; index < total; index++) {
     const int slot = index % Traits::kDsStages;
     const uint32_t phase = phase_of<Traits::kDsStages>(index);
+    const int my_band = step.m_block * kBandsOfStep + warp, head = block.head_kv * block.steps.group + step.head;
+    const DqBand dq = DqBand::of(args, head * args.bands + block.band0 + min_of(my_band, bands - 1));
     ptx::mbarrier_wait(smem.ds_full(slot), phase);
     ptx::pin(acc);
     issue_half_dq<Traits>(acc, smem.slot(slot), own_k, false);
@@ -40,18 +42,12 @@ __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock&
     issue_half_dq<Traits>(acc, smem.peer_ds(slot), smem.peer_k(), true);
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc);
-    if (lane == 0) {
+    if (threadIdx.x % 32 == 0) {
       ptx::mbarrier_arrive(smem.slot_empty(slot));
       ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
     }
-    const int my_band = m_block * kBandsOfStep + warp;
-    if (my_band < bands) {
-      const int head = block.head_kv * block.steps.group + block.steps.at(index).head;
-      const int64_t band = head * args.bands + block.band0 + my_band;
-      float* const dst = args.dq_accum + (band * groups + rank * kFirstGroup) * 128 + lane * 4;
-      add_to_accumulator(dst, acc, groups - rank * kFirstGroup);
-    }
-    m_block = block.steps.after(m_block);
+    if (my_band < bands) dq.add(args, acc, rank * kFirstGroup, groups);
+    step = block.steps.ahead(step, 1);
   }
 }
 

@@ -43,8 +43,9 @@ __device__ __forceinline__ void start_pair_loads(const BwdArgs& args, const BwdB
   load_pair_keys<Traits>(args, block, smem, rank);
   ptx::griddepcontrol_wait();
   for (int i = 0; i < Traits::kStages && i < block.steps.total(); i++) {
-    load_q<Traits>(args, block, smem, i);
-    load_dout<Traits>(args, block, smem, i);
+    const BwdSteps::Step step = block.steps.ahead({block.steps.begin, 0}, i);
+    load_q<Traits>(args, block, smem, i, step);
+    load_dout<Traits>(args, block, smem, i, step);
   }
 }
 

@@ -13,6 +13,21 @@ struct PostprocessGrid {
   FLASH_HD static int64_t ceil_div_64(int64_t a, int64_t b) { return (a + b - 1) / b; }
 };
 
+// This lane's four numbers of a group of eight columns.
+__device__ __forceinline__ void load_accumulator(const BwdArgs& args, int64_t group, int64_t row, float* acc) {
+  const int lane = threadIdx.x % 32;
+  if (args.p.deterministic) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int32_t x = __ldcs(reinterpret_cast<const int32_t*>(args.dq_accum) + group + i * 32 + lane);
+      acc[i] = float(x) / args.row_scale[row + lane / 4 + i / 2 * 8];
+    }
+  } else {
+    const float4 x = __ldcs(reinterpret_cast<const float4*>(args.dq_accum + group) + lane);
+    acc[0] = x.x, acc[1] = x.y, acc[2] = x.z, acc[3] = x.w;
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(32 * PostprocessGrid::kWarps) bwd_postprocess(const __grid_constant__ BwdArgs args,
                                                                                 PostprocessGrid grid) {
@@ -26,18 +41,16 @@ __global__ void __launch_bounds__(32 * PostprocessGrid::kWarps) bwd_postprocess(
   if (band * kBandRows >= seq.seqlen_q) return;
   ptx::griddepcontrol_wait();
 
-  const int groups = p.head_dim / 8, lane = threadIdx.x % 32;
+  const int groups = p.head_dim / 8;
   const int64_t band0 = first_band(p.cu_seqlens_q ? seq.q0 : int64_t(batch) * p.seqlen_q, batch) + band;
-  const float4* src = reinterpret_cast<const float4*>(args.dq_accum) + (head * args.bands + band0) * groups * 32 + lane;
+  const int64_t first = (head * args.bands + band0) * groups * 128;
   T* dst = static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch, seq.q0, 0, head);
 #pragma unroll 2
   for (int g = 0; g < groups; g += 4) {
-    float acc[16];
+    float acc[16] = {};
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float4 x = g + i < groups ? __ldcs(src + (g + i) * 32) : float4{0.f, 0.f, 0.f, 0.f};
-      acc[4 * i] = x.x, acc[4 * i + 1] = x.y, acc[4 * i + 2] = x.z, acc[4 * i + 3] = x.w;
-    }
+    for (int i = 0; i < 4; i++)
+      if (g + i < groups) load_accumulator(args, first + (g + i) * 128, (head * args.bands + band0) * kBandRows, acc + 4 * i);
     store_rows<T, 32>(dst + 8 * g, p.dq.row, band * kBandRows, seq.seqlen_q, p.head_dim - 8 * g, acc, p.softmax_scale);
   }
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../ptx/griddep.cuh"
-#include "bwd_args.cuh"
+#include "bwd_fixed_point.cuh"
 
 namespace flash::sm90 {
 
@@ -74,6 +74,12 @@ __global__ void __launch_bounds__(kPreprocessThreads) bwd_preprocess(const __gri
     float delta = dot8<T>(out[i], dout[i]);
 #pragma unroll
     for (int lane = 1; lane < Tile::kLanes; lane *= 2) delta += __shfl_xor_sync(~0u, delta, lane);
+    float norm2 = 0.f;
+    if (p.deterministic) {
+      norm2 = dot8<T>(dout[i], dout[i]);
+#pragma unroll
+      for (int lane = 1; lane < Tile::kLanes; lane *= 2) norm2 += __shfl_xor_sync(~0u, norm2, lane);
+    }
     if (threadIdx.x % Tile::kLanes != 0 || head >= p.num_heads) continue;
     float lse = INFINITY;  // of rows that see nothing or do not exist: P = 0
     if (row < seq.seqlen_q) {
@@ -85,6 +91,9 @@ __global__ void __launch_bounds__(kPreprocessThreads) bwd_preprocess(const __gri
     float* stats = args.stats + (head * args.bands + band0) * kBandStats + row % kBandRows;
     stats[0] = lse;
     stats[kBandRows] = delta;
+    if (p.deterministic)
+      args.row_scale[(head * args.bands + band0) * kBandRows + row % kBandRows] =
+          fixed_point_scale(args, batch, head, sqrtf(norm2), delta);
   }
 }
 

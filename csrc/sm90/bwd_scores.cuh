@@ -4,7 +4,6 @@
 #pragma once
 
 #include "../attn/dropout.h"
-#include "../attn/score.h"
 #include "bwd_args.cuh"
 
 namespace flash::sm90 {
@@ -73,67 +72,68 @@ __device__ __forceinline__ void pack_fragments(const float (&acc)[kCount], uint3
   for (int i = 0; i < kCount; i += 2) fragments[i / 8][i / 2 % 4] = pack2<T>(acc[i], acc[i + 1]);
 }
 
-// The general variant: softcap, ALiBi, bias and dropout, as the call asks for.
-struct GeneralScores {
-  ScoreMod mod;
-  const void* bias;  // of this head, at query 0 and key 0; nullptr: none
-  int64_t bias_row, bias_col;
-  bool bias_is_f32;
-  Dropout dropout;
-  bool drop;
-  uint32_t dropout_head;  // batch * num_heads + head
+// tanh by one exponential: absolute error 3e-7, where scores need no relative one.
+__device__ __forceinline__ float tanh_exp2(float x) {
+  return 1.f - __fdividef(2.f, exp2_approx(x * (2.f * kLog2e)) + 1.f);
+}
 
-  __device__ static GeneralScores of(const BwdParams& p, int batch, int head) {
-    GeneralScores s;
-    s.mod = ScoreMod::of(p, batch, head);
-    s.bias_is_f32 = p.bias.is_f32;
-    s.bias = p.bias.ptr == nullptr ? nullptr
-                                   : static_cast<const char*>(p.bias.ptr) +
-                                         (batch * p.bias.batch + head * p.bias.head) * (p.bias.is_f32 ? 4 : 2);
-    s.bias_row = p.bias.row;
-    s.bias_col = p.bias.col;
-    s.drop = p.dropout_p > 0.f;
-    if (s.drop) s.dropout = Dropout::of(p.dropout_p, p.rng_state);
-    s.dropout_head = uint32_t(batch * p.num_heads + head);
-    return s;
+// The general variant: softcap, ALiBi, bias and dropout, as the call asks for (attn/score.h has the order), for one head.
+// Reads its options from the kernel's parameters: registers are short.
+struct GeneralScores {
+  const BwdParams& p;
+  const Band& band;
+  const int batch, head;
+
+  // Which of a thread's entries of `kQueries` queries are kept: bit 4g + 2r + c for entry acc[4g + 2r + c].
+  template <int kQueries>
+  __device__ __forceinline__ uint32_t kept_entries(int key, int first_query) const {
+    if (p.dropout_p == 0.f) return ~0u;
+    const Dropout dropout = Dropout::of(p.dropout_p, p.rng_state);
+    uint32_t kept = 0;
+#pragma unroll 1
+    for (int i = 0; i < kQueries / 4; i++) {  // query i % 2 of group i / 2
+      const Philox random = dropout.octet(uint32_t(batch * p.num_heads + head), first_query + 8 * (i / 2) + i % 2, key);
+#pragma unroll
+      for (int r = 0; r < 2; r++) kept |= uint32_t(dropout.keep(random, key + 8 * r)) << (4 * (i / 2) + 2 * r + i % 2);
+    }
+    return kept;
   }
 
   template <class T>
-  __device__ __forceinline__ float load_bias(int query, int key) const {
-    const int64_t at = query * bias_row + key * bias_col;
-    return bias_is_f32 ? static_cast<const float*>(bias)[at] : to_float(static_cast<const T*>(bias)[at]);
+  __device__ __forceinline__ float bias(int query, int key) const {
+    const int64_t at = batch * p.bias.batch + head * p.bias.head + query * p.bias.row + key * p.bias.col;
+    return p.bias.is_f32 ? static_cast<const float*>(p.bias.ptr)[at] : to_float(static_cast<const T*>(p.bias.ptr)[at]);
   }
 
-  // acc_s: S in; out P times d score / d S, negative where dropped. `p_fragments`: P without the dropped entries.
+  // Entries 4g ... 4g + 3. acc_s: S in, P times d score / d S out, negative where dropped. probabilities: P, 0 where dropped,
+  // packed by key.
   template <class T, int kCount>
-  __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&p_fragments)[kCount / 8][4],
-                                               uint32_t stats, const Band& band, int key, int first_query) const {
+  __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&probabilities)[2], int g, uint32_t stats,
+                                               int key, int first_query, uint32_t kept_entries) const {
     const VisibleQueries visible = VisibleQueries::of(band, key, first_query);
+    const float2 lse = load_stats<0>(stats, g);
+    const float slope = p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.f;
+    float kept_p[2][2];  // [key][query]
 #pragma unroll
-    for (int g = 0; g < kCount / 4; g++) {
-      const float2 lse = load_stats<0>(stats, g);
-      float kept_p[2][2];  // [key][query]
+    for (int r = 0; r < 2; r++)
 #pragma unroll
       for (int c = 0; c < 2; c++) {
-        const int query = first_query + 8 * g + c;
-        const Philox random = drop ? dropout.octet(dropout_head, query, key) : Philox{};
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-          const int i = 4 * g + 2 * r + c, j = key + 8 * r;
-          const bool seen = visible(i);
-          const float raw = acc_s[i];
-          const float b = bias != nullptr && seen ? load_bias<T>(query, j) : 0.f;
-          const float s = mod(raw, abs(band.diagonal(query) - j), b);
-          const float p = seen ? exp2_approx((s - (c == 0 ? lse.x : lse.y)) * kLog2e) : 0.f;
-          const bool kept = !drop || dropout.keep(random, j);
-          kept_p[r][c] = kept ? p : 0.f;
-          const float factor = p * mod.derivative(raw);
-          acc_s[i] = kept ? factor : -factor;
+        const int i = 4 * g + 2 * r + c, query = first_query + 8 * g + c, j = key + 8 * r;
+        const bool seen = visible(i), kept = kept_entries >> i & 1;
+        float score = acc_s[i] * p.softmax_scale, derivative = 1.f;
+        if (p.softcap != 0.f) {
+          const float t = tanh_exp2(score / p.softcap);
+          score = p.softcap * t;
+          derivative = 1.f - t * t;
         }
+        score -= slope * float(abs(band.diagonal(query) - j));
+        if (p.bias.ptr != nullptr && seen) score += bias<T>(query, j);
+        const float x = seen ? exp2_approx((score - (c == 0 ? lse.x : lse.y)) * kLog2e) : 0.f;
+        kept_p[r][c] = kept ? x : 0.f;
+        acc_s[i] = kept ? x * derivative : -x * derivative;
       }
 #pragma unroll
-      for (int r = 0; r < 2; r++) p_fragments[g / 2][g % 2 * 2 + r] = pack2<T>(kept_p[r][0], kept_p[r][1]);
-    }
+    for (int r = 0; r < 2; r++) probabilities[r] = pack2<T>(kept_p[r][0], kept_p[r][1]);
   }
 };
 
