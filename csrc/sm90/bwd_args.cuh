@@ -82,8 +82,7 @@ struct BwdBlock {
     for (int w = 0; w < block_n / 64; w++)
       b.mine[w] = query_blocks(b.band, b.n_block * block_n + 64 * w, 64, block_m);
     b.foreign_m = p.cu_seqlens_q && b.seq.seqlen_q % block_m ? b.seq.seqlen_q / block_m : -1;
-    const int64_t q0 = p.cu_seqlens_q ? b.seq.q0 : int64_t(b.batch) * p.seqlen_q;
-    b.band0 = first_band(q0, b.batch);
+    b.band0 = first_band(p, b.seq, b.batch);
     return b;
   }
 };

@@ -12,14 +12,17 @@
 #pragma once
 
 #include "../attn/mask.h"
+#include "../attn/seqlen.h"
 
 namespace flash::sm90 {
 
 inline constexpr int kBandRows = 16;
 inline constexpr int kBandStats = 2 * kBandRows;  // fp32 numbers
 
-// First band of the segment that starts at row `q0`: segments before it have at most q0/16 + index bands.
-FLASH_HD int64_t first_band(int64_t q0, int batch_index) { return q0 / kBandRows + batch_index; }
+// First band of sequence `batch_index`. In packed calls the segments before it have at most q0/16 + index bands.
+FLASH_HD int64_t first_band(const AttnParams& p, const SeqInfo& s, int batch_index) {
+  return p.cu_seqlens_q ? s.q0 / kBandRows + batch_index : int64_t(batch_index) * ceil_div(p.seqlen_q, kBandRows);
+}
 
 struct BwdWorkspace {
   int64_t bands;           // of one head; a step may read the stats of a few bands behind the last one
@@ -28,7 +31,8 @@ struct BwdWorkspace {
 
   static BwdWorkspace of(const AttnParams& p, int block_m) {
     BwdWorkspace w{};
-    w.bands = p.total_q / kBandRows + p.batch + block_m / kBandRows;
+    w.bands = p.cu_seqlens_q ? p.total_q / kBandRows + p.batch : int64_t(p.batch) * ceil_div(p.seqlen_q, kBandRows);
+    w.bands += block_m / kBandRows;
     w.stats = 0;
     w.dq_accum = w.stats + p.num_heads * w.bands * kBandStats * int64_t(sizeof(float));
     w.row_scale = w.dq_accum + p.num_heads * w.bands * kBandRows * p.head_dim * int64_t(sizeof(float));

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(32 * PostprocessGrid::kWarps) bwd_postprocess(
   ptx::griddepcontrol_wait();
 
   const int groups = p.head_dim / 8;
-  const int64_t band0 = first_band(p.cu_seqlens_q ? seq.q0 : int64_t(batch) * p.seqlen_q, batch) + band;
+  const int64_t band0 = first_band(p, seq, batch) + band;
   const int64_t first = (head * args.bands + band0) * groups * 128;
   T* dst = static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch, seq.q0, 0, head);
 #pragma unroll 2

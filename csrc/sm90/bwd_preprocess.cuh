@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kPreprocessThreads) bwd_preprocess(const __gri
   const int band = int(blockIdx.x / grid.head_groups % grid.bands), batch = int(blockIdx.x / grid.head_groups / grid.bands);
   const SeqInfo seq = SeqInfo::of(p, batch);
   if (band * kBandRows >= seq.seqlen_q) return;
-  const int64_t band0 = first_band(p.cu_seqlens_q ? seq.q0 : int64_t(batch) * p.seqlen_q, batch) + band;
+  const int64_t band0 = first_band(p, seq, batch) + band;
   const int heads = min_of(Tile::kHeads, p.num_heads - head0);
 
   uint4 out[Tile::kPasses], dout[Tile::kPasses];

@@ -72,9 +72,12 @@ __device__ __forceinline__ void pack_fragments(const float (&acc)[kCount], uint3
   for (int i = 0; i < kCount; i += 2) fragments[i / 8][i / 2 % 4] = pack2<T>(acc[i], acc[i + 1]);
 }
 
-// tanh by one exponential: absolute error 3e-7, where scores need no relative one.
-__device__ __forceinline__ float tanh_exp2(float x) {
-  return 1.f - __fdividef(2.f, exp2_approx(x * (2.f * kLog2e)) + 1.f);
+// tanh and its derivative by one exponential: absolute error 3e-7 (scores need no relative one), and a derivative that keeps
+// its digits where tanh saturates.
+__device__ __forceinline__ void tanh_and_derivative(float x, float& value, float& derivative) {
+  const float e = exp2_approx(fabsf(x) * (-2.f * kLog2e)), r = __fdividef(1.f, 1.f + e);
+  value = copysignf((1.f - e) * r, x);
+  derivative = 4.f * e * r * r;
 }
 
 // The general variant: softcap, ALiBi, bias and dropout, as the call asks for (attn/score.h has the order), for one head.
@@ -122,9 +125,9 @@ struct GeneralScores {
         const bool seen = visible(i), kept = kept_entries >> i & 1;
         float score = acc_s[i] * p.softmax_scale, derivative = 1.f;
         if (p.softcap != 0.f) {
-          const float t = tanh_exp2(score / p.softcap);
+          float t;
+          tanh_and_derivative(score / p.softcap, t, derivative);
           score = p.softcap * t;
-          derivative = 1.f - t * t;
         }
         score -= slope * float(abs(band.diagonal(query) - j));
         if (p.bias.ptr != nullptr && seen) score += bias<T>(query, j);

@@ -1,0 +1,117 @@
+// The index arithmetic of the Hopper backward.
+#include <random>
+#include <set>
+#include <vector>
+
+#include "expect.h"
+#include "instances.h"
+#include "sm90/bwd_layout.h"
+#include "sm90/bwd_tile.h"
+
+using namespace flash;
+using namespace flash::sm90;
+
+namespace {
+
+// No two segments of a packed batch share a band, and the workspace holds them all and what a step reads behind them.
+void test_bands() {
+  std::mt19937 random(1);
+  for (int trial = 0; trial < 200; trial++) {
+    const int batch = 1 + int(random() % 20);
+    std::vector<int> lengths(batch);
+    AttnParams p;
+    for (int& length : lengths) p.total_q += length = random() % 3 == 0 ? int(random() % 3) : int(random() % 200);
+    p.batch = batch;
+    p.num_heads = 3;
+    p.head_dim = 64;
+    std::vector<int32_t> cu(batch + 1, 0);
+    for (int b = 0; b < batch; b++) cu[b + 1] = cu[b] + lengths[b];
+    p.seqlen_q = 1000;
+    p.cu_seqlens_q = cu.data();
+    const BwdWorkspace w = BwdWorkspace::of(p, 64);
+    int64_t free = 0;
+    for (int b = 0; b < batch; b++) {
+      const int64_t first = first_band(p, SeqInfo::of(p, b), b);
+      EXPECT(first >= free, "segment ", b, " starts in a band of the one before");
+      free = first + ceil_div(lengths[b], kBandRows);
+      EXPECT(first + round_up(lengths[b], 64) / kBandRows <= w.bands, "the last step of segment ", b, " reads behind the workspace");
+    }
+  }
+}
+
+// One fp32 copy of dQ and 8 MB.
+void test_workspace() {
+  for (int head_dim : {64, 72, 128, 192, 256})
+    for (bool deterministic : {false, true}) {
+      AttnParams p;
+      p.batch = 16;
+      p.seqlen_q = 1024;
+      p.total_q = 16384;
+      p.num_heads = p.num_heads_kv = 2048 / head_dim;
+      p.head_dim = head_dim;
+      p.deterministic = deterministic;
+      const int64_t copy = p.total_q * p.num_heads * head_dim * 4;
+      EXPECT(BwdWorkspace::of(p, 64).bytes <= copy + (8 << 20), "head_dim ", head_dim, " needs ", BwdWorkspace::of(p, 64).bytes);
+    }
+}
+
+// Every block of keys of every head exactly once; within a section the first keys of all its heads come first.
+void test_order() {
+  for (int n_blocks : {1, 5, 16})
+    for (int heads : {1, 6, 33})
+      for (int section : {1, 4, 8}) {
+        const BwdOrder order{n_blocks, heads, min_of(section, heads)};
+        std::set<std::pair<int, int>> seen;
+        int last_section = 0, last_n = 0;
+        for (int64_t i = 0; i < order.count(); i++) {
+          const BwdOrder::Item item = order.at(i);
+          const int now = item.head / order.section;
+          EXPECT(item.n_block >= 0 && item.n_block < n_blocks && item.head >= 0 && item.head < heads, "outside");
+          EXPECT(seen.insert({item.n_block, item.head}).second, "twice: ", item.n_block, " ", item.head);
+          EXPECT(now > last_section || (now == last_section && item.n_block >= last_n), "order at ", i);
+          last_section = now;
+          last_n = item.n_block;
+        }
+      }
+}
+
+// ahead(step, n) is n times the next step.
+void test_steps() {
+  for (int count : {1, 2, 3, 7})
+    for (int group : {1, 2, 5}) {
+      const BwdSteps steps{4, count, group};
+      std::vector<BwdSteps::Step> all;
+      for (int head = 0; head < group; head++)
+        for (int m = 4; m < 4 + count; m++) all.push_back({m, head});
+      EXPECT(int(all.size()) == steps.total(), "total");
+      for (int i = 0; i < steps.total(); i++)
+        for (int n = 0; n < 5; n++) {
+          const BwdSteps::Step got = steps.ahead(all[i], n);
+          if (i + n < steps.total()) EXPECT(got.m_block == all[i + n].m_block && got.head == all[i + n].head, "step ", i, " + ", n);
+          else EXPECT(got.head >= group, "behind the end: ", i, " + ", n);
+        }
+    }
+}
+
+// What the kernels assume of the numbers.
+void test_tiles() {
+  for (const Key& key : kInstances) {
+    if (key.pass != Pass::kBwd || key.arch != Arch::kSm90) continue;
+    const BwdTile t = bwd_tile(key.head_dim);
+    EXPECT(t.block_m == 64 && t.block_n == 128, "tiles of head_dim ", key.head_dim);
+    EXPECT(2 * t.registers_main + t.registers_dq <= 504, "registers of head_dim ", key.head_dim);
+    EXPECT(t.registers_main % 8 == 0 && t.registers_dq % 8 == 0, "registers come in eights");
+    EXPECT(key.head_dim % t.dq_columns == 0, "pieces of dQ");
+  }
+}
+
+}  // namespace
+
+int main() {
+  test_bands();
+  test_workspace();
+  test_order();
+  test_steps();
+  test_tiles();
+  return flash::test::finish("sm90 bwd");
+}

@@ -1,0 +1,126 @@
+"""The Hopper backward where its own design could break: tile and band edges, pairs of thread blocks, groups of heads,
+rows of other segments in a tile, sums in integers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flash_ext
+from flash_ext.testing import Problem, check, poison
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = (torch.bfloat16, torch.float16)
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def problem(seqlen_q: int, seqlen_k: int, head_dim=(64, 64), heads=(2, 1), dtype=torch.bfloat16, **options) -> Problem:
+    q = rand(2, seqlen_q, heads[0], head_dim[0], dtype=dtype)
+    k, v = (rand(2, seqlen_k, heads[1], d, dtype=dtype) for d in head_dim)
+    return Problem(q, k, v, options)
+
+
+def packed_problem(lengths_q: list[int], lengths_k: list[int], head_dim: int, tail: int = 0, **options) -> Problem:
+    """``tail`` rows behind the last segment hold NaN."""
+    cu_q, cu_k = (
+        torch.tensor([0, *torch.tensor(x).cumsum(0)], dtype=torch.int32, device="cuda") for x in (lengths_q, lengths_k)
+    )
+    q, k, v = (rand(sum(n) + tail, h, head_dim) for n, h in ((lengths_q, 4), (lengths_k, 2), (lengths_k, 2)))
+    for t, n in ((q, lengths_q), (k, lengths_k), (v, lengths_k)):
+        t[sum(n) :] = torch.nan
+    lengths = {"max_seqlen_q": max(lengths_q), "max_seqlen_k": max(lengths_k)}
+    return Problem(q, k, v, {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, **lengths, **options})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("seqlens", [(63, 127), (64, 128), (65, 129), (384, 256), (1, 300), (300, 31)], ids=str)
+def test_tile_edges(seqlens, head_dim, dtype):
+    for options in ({}, {"causal": True}, {"window_size": (40, 17)}):
+        with poison():
+            check(problem(*seqlens, head_dim, dtype=dtype, **options), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [8, 40, 72, 104, 136, 200])
+def test_head_dims_between(head_dim):
+    check(problem(100, 150, (head_dim, head_dim), causal=True), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads", [(8, 1), (6, 2), (5, 5)], ids=str)
+def test_a_group_of_heads_sums_in_one_block(heads, head_dim):
+    check(problem(200, 170, (head_dim, head_dim), heads, causal=True), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (20, 5)}], ids=str)
+def test_packed(options, head_dim):
+    """Tiles that reach into the next segment, into NaN behind the last one, and segments without queries or keys."""
+    lengths_q, lengths_k = [1, 64, 0, 65, 130, 3, 200], [5, 64, 70, 1, 100, 0, 130]
+    with poison():
+        check(packed_problem(lengths_q, lengths_k, head_dim, tail=70, **options), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_unused_keys_hold_nan(head_dim):
+    p = problem(100, 300, (head_dim, head_dim))
+    p.k[0, 140:], p.v[0, 140:] = torch.nan, torch.nan
+    p.k[1], p.v[1] = torch.nan, torch.nan
+    cu_q, cu_k = (torch.arange(3, device="cuda", dtype=torch.int32) * n for n in (100, 300))
+    used = torch.tensor([140, 0], device="cuda", dtype=torch.int32)
+    lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 100, "max_seqlen_k": 300, "seqused_k": used}
+    with poison():
+        check(Problem(*(t.flatten(0, 1) for t in (p.q, p.k, p.v)), lengths), "sm90")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("extra", ["softcap", "alibi", "bias", "sinks", "dropout", "all"])
+def test_general(extra, head_dim, dtype):
+    options = {
+        "softcap": {"softcap": 3.0},
+        "alibi": {"alibi_slopes": torch.rand(4, device="cuda")},
+        "bias": {"attn_bias": rand(1, 4, 150, 200, dtype=dtype)},
+        "sinks": {"sinks": torch.randn(4, device="cuda")},
+        "dropout": {"dropout_p": 0.2},
+    }
+    chosen = {k: v for name, o in options.items() if extra in (name, "all") for k, v in o.items()}
+    check(problem(150, 200, (head_dim, head_dim), (4, 2), dtype, causal=True, **chosen), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (100, 30)}], ids=str)
+def test_deterministic(options, head_dim):
+    q = rand(2, 700, 4, head_dim[0]).requires_grad_()
+    k, v = (rand(2, 700, 2, d).requires_grad_() for d in head_dim)
+    dout = rand(2, 700, 4, head_dim[1])
+
+    def gradients():
+        with flash_ext.use_path("sm90"):
+            out = flash_ext.forward(q, k, v, deterministic=True, **options)
+        return torch.autograd.grad(out, (q, k, v), dout)
+
+    first = gradients()
+    for _ in range(30):
+        assert all(torch.equal(a, b) for a, b in zip(first, gradients(), strict=True))
+    check(Problem(q.detach(), k.detach(), v.detach(), options | {"deterministic": True}), "sm90")
+
+
+def test_integer_sums_hold_extreme_rows():
+    """The unit of a row of dq follows from a bound: a large row of dout, k or v must neither overflow nor drown others."""
+    p = problem(200, 300, (128, 128), deterministic=True)
+    p.v[:, 7] *= 30
+    p.k[:, 11] *= 4
+    p.q[:, 5] *= 8
+    check(p, "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_long(head_dim):
+    """More blocks than multiprocessors, more than one L2 section of heads."""
+    check(problem(2048, 2048, (head_dim, head_dim), (8, 8), causal=True), "sm90")
