@@ -1,11 +1,11 @@
-// Backward pass on the CPU: FlashAttention (Dao et al. 2022, algorithm 4). The probabilities are not stored by the
-// forward: they are computed again, tile by tile, from q, k and lse. Key tiles are the outer loop: a task owns dk and
-// dv of its tile and adds to dq of every query tile that sees it.
+// Backward pass on the CPU: FlashAttention (Dao et al. 2022, algorithm 4). The forward does not store the
+// probabilities: they are computed again, tile by tile, from q, k and lse. Key tiles are the outer loop: a task owns dk
+// and dv of its tile and adds to dq of every query tile that sees it.
 //
-// With P = exp(S - lse), Z the dropout factors (1 without dropout) and delta = rowsum(dout * out) - dlse:
+// With P = exp(S - lse), Z the factors of dropout (1 without) and delta = rowsum(dout * out) - dlse:
 //   dv = (P Z)^T dout     dP = Z (dout v^T)     dS = P (dP - delta)     dq = scale dS k     dk = scale dS^T q
 #include <atomic>
-#include <cmath>
+#include <cstdlib>
 #include <memory>
 
 #include "../api.h"
@@ -20,26 +20,9 @@ namespace cpu {
 
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
-// delta = rowsum(dout * out) - dlse. A row without keys has no gradient, whatever arrives for its lse of -inf.
-template <class T>
-void compute_delta(const BwdParams& p, int batch_index, int head) {
-  const SeqInfo seq = SeqInfo::of(p, batch_index);
-  const float* const lse = p.lse.ptr + offset_of(p.lse, batch_index, seq.q0, 0, head);
-  float* const delta = p.delta.ptr + offset_of(p.delta, batch_index, seq.q0, 0, head);
-  for (int i = 0; i < seq.seqlen_q; i++) {
-    const T* const out = static_cast<const T*>(p.out.ptr) + offset_of(p.out, batch_index, seq.q0, i, head);
-    const T* const dout = static_cast<const T*>(p.dout.ptr) + offset_of(p.dout, batch_index, seq.q0, i, head);
-    float sum = p.dlse.ptr ? -p.dlse.ptr[offset_of(p.dlse, batch_index, seq.q0, i, head)] : 0.f;
-    for (int d = 0; d < p.head_dim_v; d++) sum += to_float(dout[d]) * to_float(out[d]);
-    delta[i] = lse[i] == -kInf ? 0.f : sum;
-  }
-}
-
 // dq is the sum over key tiles, whose tasks run side by side: it is kept in fp32, and key tiles add to a query tile in
-// ascending order, so that the result does not depend on scheduling. A task runs through the query tiles in ascending
-// order as well: tasks follow each other like carriages, and hardly ever wait.
+// ascending order, so that the result does not depend on scheduling. Every task also runs through its query tiles in
+// ascending order: tasks follow each other like carriages, and hardly ever wait.
 class DQ {
  public:
   explicit DQ(const BwdParams& p)
@@ -47,54 +30,67 @@ class DQ {
         m_blocks_(ceil_div(p.seqlen_q, kBlockM)),
         num_heads_(p.num_heads),
         total_q_(p.total_q),
-        sum_(total_q_ * num_heads_ * ld_),
+        // calloc: fresh memory is zero without being touched.
+        sum_(static_cast<float*>(std::calloc(total_q_ * num_heads_ * ld_, sizeof(float)))),
         next_(new std::atomic<int>[p.batch * num_heads_ * m_blocks_]) {
-    std::fill_n(+sum_, total_q_ * num_heads_ * ld_, 0.f);
-    for (int b = 0; b < p.batch; b++) {
-      const Band band = Band::of(p, SeqInfo::of(p, b));
-      for (int head = 0; head < p.num_heads; head++)
-        for (int m_block = 0; m_block < m_blocks_; m_block++)
-          next(b, head, m_block) = key_blocks(band, m_block * kBlockM, kBlockM, kBlockN).begin;
-    }
+    if (!sum_) throw std::bad_alloc();
   }
 
   // (rows, padded(head_dim)) from query `row` of the tensor on; rows of a head are contiguous.
-  float* rows(int64_t row, int head) const { return sum_ + (head * total_q_ + row) * ld_; }
+  Tile from_row(int64_t row, int head) const { return {sum_.get() + (head * total_q_ + row) * ld_, ld_}; }
 
-  // Holds the right to add to a query tile until the end of the scope.
-  class Turn {
-   public:
-    Turn(std::atomic<int>& next, int n_block) : next_(next) {
-      for (int now = next_; now != n_block; now = next_) next_.wait(now);
-    }
-    ~Turn() {
-      next_++;
-      next_.notify_all();
-    }
-    Turn(const Turn&) = delete;
-
-   private:
-    std::atomic<int>& next_;
-  };
-  Turn wait_for_turn(int batch_index, int head, int m_block, int n_block) const {
-    return Turn(next(batch_index, head, m_block), n_block);
-  }
-
- private:
   // The key tile that adds next to a query tile.
   std::atomic<int>& next(int batch_index, int head, int m_block) const {
     return next_[(batch_index * num_heads_ + head) * m_blocks_ + m_block];
   }
 
-  int ld_;
-  int64_t m_blocks_, num_heads_, total_q_;
-  Buffer sum_;                                // (num_heads, total_q, padded(head_dim))
+ private:
+  struct Free {
+    void operator()(float* p) const { std::free(p); }
+  };
+  int64_t ld_, m_blocks_, num_heads_, total_q_;
+  std::unique_ptr<float, Free> sum_;          // (num_heads, total_q, padded(head_dim))
   std::unique_ptr<std::atomic<int>[]> next_;  // (batch, num_heads, m_blocks)
 };
 
-// First query of a sequence in DQ.
-int64_t first_row(const BwdParams& p, const SeqInfo& seq, int batch_index) {
-  return p.cu_seqlens_q ? seq.q0 : int64_t(batch_index) * p.seqlen_q;
+// Waits until it is the turn of key tile `n_block`, and holds it to the end of the scope.
+class Turn {
+ public:
+  Turn(std::atomic<int>& next, int n_block) : next_(next) {
+    for (int now = next_; now != n_block; now = next_) next_.wait(now);
+  }
+  ~Turn() {
+    next_++;
+    next_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+
+ private:
+  std::atomic<int>& next_;
+};
+
+// Before the main loop, for queries m_block * kBlockM ... of one head: delta = rowsum(dout * out) - dlse, and who is
+// the first to add to dq.
+template <class T>
+void prepare_queries(const BwdParams& p, int batch_index, int head, int m_block, const DQ& dq) {
+  const SeqInfo seq = SeqInfo::of(p, batch_index);
+  const int row0 = m_block * kBlockM, rows = min_of(kBlockM, seq.seqlen_q - row0);
+  if (rows <= 0) return;
+  const BlockRange keys = key_blocks(Band::of(p, seq), row0, rows, kBlockN);
+  dq.next(batch_index, head, m_block) = keys.begin;
+  if (keys.count() == 0)  // no task will come by
+    for (int i = 0; i < rows; i++)
+      std::fill_n(static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch_index, seq.q0, row0 + i, head), p.head_dim, T{});
+
+  for (int i = row0; i < row0 + rows; i++) {
+    const T* const out = static_cast<const T*>(p.out.ptr) + offset_of(p.out, batch_index, seq.q0, i, head);
+    const T* const dout = static_cast<const T*>(p.dout.ptr) + offset_of(p.dout, batch_index, seq.q0, i, head);
+    float sum = p.dlse.ptr ? -p.dlse.ptr[offset_of(p.dlse, batch_index, seq.q0, i, head)] : 0.f;
+    for (int d = 0; d < p.head_dim_v; d++) sum += to_float(dout[d]) * to_float(out[d]);
+    // A row without keys has no gradient, whatever arrives for its lse of -inf.
+    const bool no_keys = p.lse.ptr[offset_of(p.lse, batch_index, seq.q0, i, head)] == -kInf;
+    p.delta.ptr[offset_of(p.delta, batch_index, seq.q0, i, head)] = no_keys ? 0.f : sum;
+  }
 }
 
 // Keys n_block * kBlockN ... of one kv head: dk and dv, and what they add to dq.
@@ -103,15 +99,17 @@ void bwd_block(const BwdParams& p, int batch_index, int head_kv, int n_block, co
   const TileOps& ops = tile_ops();
   const SeqInfo seq = SeqInfo::of(p, batch_index);
   const Band band = Band::of(p, seq);
+  // Rows past the used keys are not read, but their gradients are written.
   const int col0 = n_block * kBlockN, cols = min_of(kBlockN, seq.seqlen_k - col0);
-  if (cols <= 0) return;
+  const int cols_in_memory = min_of(kBlockN, SeqInfo::rows_of_k(p, batch_index) - col0);
+  if (cols_in_memory <= 0) return;
   const int ld_k = padded(p.head_dim), ld_v = padded(p.head_dim_v), group = p.num_heads / p.num_heads_kv;
 
-  load_keys<T>(p, seq, batch_index, head_kv, n_block, t);
-  std::fill_n(+t.dk, cols * ld_k, 0.f);
-  std::fill_n(+t.dv, cols * ld_v, 0.f);
+  if (cols > 0) load_keys<T>(p, seq, batch_index, head_kv, n_block, t);
+  std::fill_n(+t.dk, cols_in_memory * ld_k, 0.f);
+  std::fill_n(+t.dv, cols_in_memory * ld_v, 0.f);
 
-  const BlockRange blocks = query_blocks(band, col0, cols, kBlockM);
+  const BlockRange blocks = query_blocks(band, col0, kBlockN, kBlockM);
   for (int head = head_kv * group; head < (head_kv + 1) * group; head++) {
     for (int m_block = blocks.begin; m_block < blocks.end; m_block++) {
       const int row0 = m_block * kBlockM, rows = min_of(kBlockM, seq.seqlen_q - row0);
@@ -125,49 +123,57 @@ void bwd_block(const BwdParams& p, int batch_index, int head_kv, int n_block, co
       ops.matmul({t.dv, ld_v}, transposed(probs), {t.dout, ld_v}, {cols, ld_v, rows}, {1.f, true});
       ops.matmul({t.dk, ld_k}, transposed(dscores), {t.q, ld_k}, {cols, ld_k, rows}, {p.softmax_scale, true});
 
-      const DQ::Turn turn = dq.wait_for_turn(batch_index, head, m_block, n_block);
-      float* const dq_rows = dq.rows(first_row(p, seq, batch_index) + row0, head);
-      ops.matmul({dq_rows, ld_k}, dscores, {t.k, ld_k}, {rows, ld_k, cols}, {p.softmax_scale, true});
+      const Turn turn(dq.next(batch_index, head, m_block), n_block);
+      const Tile sum = dq.from_row(seq.q0 + (p.cu_seqlens_q ? 0 : int64_t(batch_index) * p.seqlen_q) + row0, head);
+      ops.matmul(sum, dscores, {t.k, ld_k}, {rows, ld_k, cols}, {p.softmax_scale, true});
+      if (n_block + 1 == key_blocks(band, row0, rows, kBlockN).end)  // the last to add
+        store_rows(static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch_index, seq.q0, row0, head), p.dq.row, sum.data,
+                   nullptr, rows, p.head_dim);
     }
   }
   T* const dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, batch_index, seq.k0, col0, head_kv);
   T* const dv = static_cast<T*>(p.dv.ptr) + offset_of(p.dv, batch_index, seq.k0, col0, head_kv);
-  store_rows(dk, p.dk.row, t.dk, nullptr, cols, p.head_dim);
-  store_rows(dv, p.dv.row, t.dv, nullptr, cols, p.head_dim_v);
+  store_rows(dk, p.dk.row, t.dk, nullptr, cols_in_memory, p.head_dim);
+  store_rows(dv, p.dv.row, t.dv, nullptr, cols_in_memory, p.head_dim_v);
 }
 
-// Calls body(batch_index, first_row, rows) for the rows of a tensor: per batch element, or once for a packed tensor.
-template <class Body>
-void for_each_span(const int32_t* cu_seqlens, int batch, int seqlen, int64_t total, const Body& body) {
-  if (cu_seqlens) return body(0, total);
-  for (int b = 0; b < batch; b++) body(b, seqlen);
+// Rows of packed tensors that no sequence owns get a gradient of zero.
+template <class T>
+void clear_gaps(const BwdParams& p) {
+  const auto queries = [&](int b) {
+    const SeqInfo seq = SeqInfo::of(p, b);
+    return std::pair(seq.q0, seq.seqlen_q);
+  };
+  const auto keys = [&](int b) { return std::pair(SeqInfo::of(p, b).k0, SeqInfo::rows_of_k(p, b)); };
+  if (p.cu_seqlens_q)
+    for_each_gap(p.batch, p.total_q, queries,
+                 [&](int64_t row, int64_t rows) { clear_rows<T>(p.dq, 0, row, rows, p.num_heads, p.head_dim); });
+  if (p.cu_seqlens_k)
+    for_each_gap(p.batch, p.total_k, keys, [&](int64_t row, int64_t rows) {
+      clear_rows<T>(p.dk, 0, row, rows, p.num_heads_kv, p.head_dim);
+      clear_rows<T>(p.dv, 0, row, rows, p.num_heads_kv, p.head_dim_v);
+    });
 }
 
 template <class T>
 void bwd(const BwdParams& p, int threads) {
-  // Rows that no query sees, or that belong to no sequence, keep this zero.
-  for_each_span(p.cu_seqlens_k, p.batch, p.seqlen_k, p.total_k, [&](int b, int64_t rows) {
-    clear_rows<T>(p.dk, b, 0, rows, p.num_heads_kv, p.head_dim);
-    clear_rows<T>(p.dv, b, 0, rows, p.num_heads_kv, p.head_dim_v);
-  });
-  const int64_t n_blocks = ceil_div(p.seqlen_k, kBlockN), tasks = n_blocks * p.num_heads_kv * p.batch;
-  const int workers = workers_for(p, std::max(tasks, int64_t(1)), threads);
-  parallel_for(int64_t(p.batch) * p.num_heads, workers,
-               [&](int64_t matrix, int) { compute_delta<T>(p, int(matrix / p.num_heads), int(matrix % p.num_heads)); });
-
+  clear_gaps<T>(p);
   const DQ dq(p);
+  const int64_t m_blocks = ceil_div(p.seqlen_q, kBlockM), m_tasks = m_blocks * p.num_heads * p.batch;
+  const int64_t n_blocks = ceil_div(p.seqlen_k, kBlockN), n_tasks = n_blocks * p.num_heads_kv * p.batch;
+  const int workers = workers_for(p, std::max(m_tasks, n_tasks), threads);
   const std::vector<BwdTiles> tiles = tiles_for<BwdTiles>(p, workers);
-  parallel_for(tasks, workers, [&](int64_t task, int worker) {
+
+  parallel_for(m_tasks, workers, [&](int64_t task, int) {
+    const int64_t matrix = task / m_blocks;
+    prepare_queries<T>(p, int(matrix / p.num_heads), int(matrix % p.num_heads), int(task % m_blocks), dq);
+  });
+  parallel_for(n_tasks, workers, [&](int64_t task, int worker) {
     const int64_t matrix = task / n_blocks;
     bwd_block<T>(p, int(matrix / p.num_heads_kv), int(matrix % p.num_heads_kv), int(task % n_blocks), dq,
                  tiles[worker]);
   });
-  for_each_span(p.cu_seqlens_q, p.batch, p.seqlen_q, p.total_q, [&](int b, int64_t rows) {
-    for (int head = 0; head < p.num_heads; head++)
-      store_rows(static_cast<T*>(p.dq.ptr) + offset_of(p.dq, b, 0, 0, head), p.dq.row, dq.rows(b * rows, head), nullptr,
-                 rows, p.head_dim);
-  });
-  if (p.dbias.ptr) compute_dbias<T>(p, workers, tiles);
+  if (p.dbias.ptr) compute_dbias<T>(p, tiles);
 }
 
 }  // namespace

@@ -79,8 +79,7 @@ void compute_dscores(const BwdParams& p, const SeqInfo& seq, const BwdPlace& at,
 
   // exp(score - inf) is the 0 that a row without keys needs; -inf - -inf would be NaN.
   const float* const lse = p.lse.ptr + offset_of(p.lse, at.batch_index, seq.q0, row0, at.head);
-  for (int i = 0; i < rows; i++)
-    t.lse[i] = lse[i] == -std::numeric_limits<float>::infinity() ? std::numeric_limits<float>::infinity() : lse[i];
+  for (int i = 0; i < rows; i++) t.lse[i] = lse[i] == -kInf ? kInf : lse[i];
   ops.exp_minus_lse(t.probs, rows, lanes, t.lse);
 
   // dprobs = dout v^T, then dscores = probs (dprobs - delta) in its place

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "../attn/seqlen.h"
@@ -46,7 +47,19 @@ std::vector<Tiles> tiles_for(const Params& p, int workers) {
   return tiles;
 }
 
-// Element-wise zero of `rows` rows of all heads of a packed tensor or of one batch element.
+// Calls body(first_row, rows) for the rows of a packed tensor that no sequence owns; segment(b): first row and rows of
+// one.
+template <class Segment, class Body>
+void for_each_gap(int batch, int64_t total, const Segment& segment, const Body& body) {
+  int64_t row = 0;  // all before it are done
+  for (int b = 0; b < batch; b++) {
+    const auto [begin, rows] = segment(b);
+    if (begin > row) body(row, begin - row);
+    row = std::max<int64_t>(row, begin + rows);
+  }
+  if (total > row) body(row, total - row);
+}
+
 template <class T>
 void clear_rows(const Strided& t, int batch_index, int64_t first_row, int64_t rows, int heads, int dim) {
   for (int64_t row = first_row; row < first_row + rows; row++)

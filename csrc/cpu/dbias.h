@@ -2,6 +2,8 @@
 // over.
 #pragma once
 
+#include <vector>
+
 #include "bwd_tile.h"
 #include "parallel.h"
 
@@ -36,12 +38,12 @@ void dbias_tile(const BwdParams& p, const BwdPlace& at, const BwdTiles& t) {
 }
 
 template <class T>
-void compute_dbias(const BwdParams& p, int workers, const std::vector<BwdTiles>& tiles) {
+void compute_dbias(const BwdParams& p, const std::vector<BwdTiles>& tiles) {
   const DBiasDim batch{p.batch, p.dbias.batch != 0}, heads{p.num_heads, p.dbias.head != 0};
   const DBiasDim m_blocks{ceil_div(p.seqlen_q, kBlockM), p.dbias.row != 0};
   const DBiasDim n_blocks{ceil_div(p.seqlen_k, kBlockN), p.dbias.col != 0};
   const int64_t tasks = int64_t(batch.tasks()) * heads.tasks() * m_blocks.tasks() * n_blocks.tasks();
-  parallel_for(tasks, workers, [&](int64_t task, int worker) {
+  parallel_for(tasks, int(tiles.size()), [&](int64_t task, int worker) {
     const int n = int(task % n_blocks.tasks()), m = int(task / n_blocks.tasks() % m_blocks.tasks());
     const int h = int(task / n_blocks.tasks() / m_blocks.tasks() % heads.tasks());
     const int b = int(task / n_blocks.tasks() / m_blocks.tasks() / heads.tasks());

@@ -15,8 +15,6 @@ namespace cpu {
 
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
 // The tiles of one worker.
 struct FwdTiles {
   Buffer q;                          // (head_dim, kBlockM): transposed
@@ -40,8 +38,8 @@ struct FwdTiles {
 // A sink is one more key, of score `sink`, whose value is zero.
 void begin_softmax(const FwdParams& p, int head, const FwdTiles& t) {
   const float sink = p.sinks ? p.sinks[head] : -kInf;
-  std::fill_n(static_cast<float*>(t.row_max), kBlockM, sink);
-  std::fill_n(static_cast<float*>(t.row_sum), kBlockM, sink == -kInf ? 0.f : 1.f);
+  std::fill_n(+t.row_max, kBlockM, sink);
+  std::fill_n(+t.row_sum, kBlockM, sink == -kInf ? 0.f : 1.f);
 }
 
 // row_max, row_sum -> lse; row_sum becomes the factor of the output. A row that saw nothing: 0 and -inf.
@@ -71,7 +69,7 @@ void fwd_block(const FwdParams& p, int batch_index, int head, int m_block, const
   const T* const q = static_cast<const T*>(p.q.ptr) + offset_of(p.q, batch_index, seq.q0, row0, head);
   load_transposed<kBlockM>(t.q, q, p.q.row, rows, p.head_dim);
   begin_softmax(p, head, t);
-  std::fill_n(static_cast<float*>(t.out), rows * ld_v, 0.f);
+  std::fill_n(+t.out, rows * ld_v, 0.f);
 
   const BlockRange blocks = key_blocks(band, row0, rows, kBlockN);
   for (int n_block = blocks.begin; n_block < blocks.end; n_block++) {
@@ -103,20 +101,16 @@ void fwd_block(const FwdParams& p, int batch_index, int head, int m_block, const
 
 // Rows of a packed call that no sequence owns get the result of a row without keys.
 template <class T>
-void clear_uncovered_rows(const FwdParams& p) {
-  int64_t row = 0;  // all before it are done
-  const auto clear_to = [&](int64_t end) {
-    if (end <= row) return;
-    clear_rows<T>(p.out, 0, row, end - row, p.num_heads, p.head_dim_v);
-    for (int head = 0; head < p.num_heads; head++)
-      std::fill_n(p.lse.ptr + offset_of(p.lse, 0, row, 0, head), end - row, -kInf);
-  };
-  for (int b = 0; b < p.batch; b++) {
+void clear_gaps(const FwdParams& p) {
+  const auto segment = [&](int b) {
     const SeqInfo seq = SeqInfo::of(p, b);
-    clear_to(seq.q0);
-    row = std::max(row, seq.q0 + seq.seqlen_q);
-  }
-  clear_to(p.total_q);
+    return std::pair(seq.q0, seq.seqlen_q);
+  };
+  for_each_gap(p.batch, p.total_q, segment, [&](int64_t row, int64_t rows) {
+    clear_rows<T>(p.out, 0, row, rows, p.num_heads, p.head_dim_v);
+    for (int head = 0; head < p.num_heads; head++)
+      std::fill_n(p.lse.ptr + offset_of(p.lse, 0, row, 0, head), rows, -kInf);
+  });
 }
 
 template <class T>
@@ -124,7 +118,7 @@ void fwd(const FwdParams& p, int threads) {
   const int64_t m_blocks = ceil_div(p.seqlen_q, kBlockM), tasks = m_blocks * p.num_heads * p.batch;
   const int workers = workers_for(p, tasks, threads);
   const std::vector<FwdTiles> tiles = tiles_for<FwdTiles>(p, workers);
-  if (p.cu_seqlens_q) clear_uncovered_rows<T>(p);
+  if (p.cu_seqlens_q) clear_gaps<T>(p);
   parallel_for(tasks, workers, [&](int64_t task, int worker) {
     const int m_block = int(m_blocks - 1 - task % m_blocks);  // with a causal mask the last take longest: they go first
     const int64_t matrix = task / m_blocks;

@@ -1,12 +1,10 @@
 // What happens to a tile of q.k before the softmax: softcap, ALiBi and bias, the mask, and dropout after it.
 #pragma once
 
-#include <limits>
-
 #include "../attn/dropout.h"
 #include "../attn/mask.h"
 #include "../attn/score.h"
-#include "element.h"
+#include "tile_ops.h"
 
 namespace flash::cpu {
 
@@ -53,17 +51,24 @@ inline void mask_scores(const Band& band, const ScoreTile& s, int width) {
   for (int i = 0; i < s.rows; i++) {
     const int begin = min_of(max_of(band.key_begin(s.row0 + i) - s.col0, 0), width);
     const int end = max_of(min_of(band.key_end(s.row0 + i) - s.col0, width), begin);
-    for (int j = 0; j < begin; j++) s.at(i, j) = -std::numeric_limits<float>::infinity();
-    for (int j = end; j < width; j++) s.at(i, j) = -std::numeric_limits<float>::infinity();
+    for (int j = 0; j < begin; j++) s.at(i, j) = -kInf;
+    for (int j = end; j < width; j++) s.at(i, j) = -kInf;
   }
 }
 
-// Dropped entries become 0, kept ones are scaled up.
+// Dropped entries become 0, kept ones are scaled up. col0 is a multiple of 32.
 inline void apply_dropout(const AttnParams& p, int batch_index, int head, const ScoreTile& s) {
   const Dropout dropout = Dropout::of(p.dropout_p, p.rng_state);
   const uint32_t matrix = uint32_t(batch_index) * p.num_heads + head;
-  for (int i = 0; i < s.rows; i++)
-    for (int j = 0; j < s.cols; j++) s.at(i, j) *= dropout.keep(matrix, s.row0 + i, s.col0 + j) ? dropout.scale : 0.f;
+  for (int i = 0; i < s.rows; i++) {
+    Philox random[4];  // of 32 columns: call q serves the columns with col / 2 % 4 == q
+    for (int j = 0; j < s.cols; j++) {
+      const uint32_t col = s.col0 + j;
+      if (j % 32 == 0)
+        for (uint32_t q = 0; q < 4; q++) random[q] = dropout.octet(matrix, s.row0 + i, col + 2 * q);
+      s.at(i, j) *= dropout.keep(random[col / 2 % 4], col) ? dropout.scale : 0.f;
+    }
+  }
 }
 
 }  // namespace flash::cpu

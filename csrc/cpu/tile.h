@@ -43,19 +43,19 @@ void load_rows(float* tile, const T* source, int64_t stride, int rows, int dim) 
   }
 }
 
-// tile (dim, kColumns) = rows of the tensor, transposed; columns past `rows` are zero
+// tile (dim, kColumns) = rows of the tensor, transposed; columns up to padded(rows) are zero
 template <int kColumns, class T>
 void load_transposed(float* tile, const T* source, int64_t stride, int rows, int dim) {
   for (int r = 0; r < rows; r++)
     for (int d = 0; d < dim; d++) tile[d * kColumns + r] = to_float(source[r * stride + d]);
   for (int d = 0; d < dim; d++)
-    for (int r = rows; r < kColumns; r++) tile[d * kColumns + r] = 0.f;
+    for (int r = rows; r < padded(rows); r++) tile[d * kColumns + r] = 0.f;
 }
 
 // rows of the tensor = factor * tile (rows, padded(dim)); factor (rows), or nullptr for 1
 template <class T>
-void store_rows(T* target, int64_t stride, const float* tile, const float* factor, int64_t rows, int dim) {
-  for (int64_t r = 0; r < rows; r++, target += stride, tile += padded(dim)) {
+void store_rows(T* target, int64_t stride, const float* tile, const float* factor, int rows, int dim) {
+  for (int r = 0; r < rows; r++, target += stride, tile += padded(dim)) {
     const float f = factor ? factor[r] : 1.f;
     for (int d = 0; d < dim; d++) target[d] = from_float<T>(tile[d] * f);
   }

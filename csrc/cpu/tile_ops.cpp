@@ -1,7 +1,5 @@
 #include "tile_ops.h"
 
-#include <limits>
-
 // Vectors are passed only between functions that are inlined: the calling convention that this warning is about is not
 // used.
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -9,8 +7,6 @@
 namespace flash::cpu {
 
 namespace {
-
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 #define FLASH_TARGET_INLINE FLASH_TARGET __attribute__((always_inline)) inline
 

@@ -3,11 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "element.h"
 
 namespace flash::cpu {
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
 inline constexpr int kBlockM = 64;  // queries of a tile
 inline constexpr int kBlockN = 64;  // keys of a tile
