@@ -1,0 +1,90 @@
+"""What csrc/binding.cpp exports. Python has checked every argument before it comes here."""
+
+from torch import Tensor
+
+class Options:
+    """Everything of a call but q, k, v and its results."""
+
+    cu_seqlens_q: Tensor | None  # (batch + 1) int32
+    cu_seqlens_k: Tensor | None  # (batch + 1) int32
+    seqused_k: Tensor | None  # (batch) int32
+    max_seqlen_q: int
+    max_seqlen_k: int
+    softmax_scale: float
+    window_left: int
+    window_right: int
+    softcap: float
+    alibi_slopes: Tensor | None  # (num_heads) or (batch, num_heads) fp32
+    attn_bias: Tensor | None  # (batch | 1, num_heads | 1, seqlen_q | 1, seqlen_k | 1) fp32 or q's dtype
+    sinks: Tensor | None  # (num_heads) fp32
+    dropout_p: float
+    rng_state: Tensor | None  # (2) int64
+    q_descale: Tensor | None  # (batch, num_heads_kv) fp32, as are the next two
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    deterministic: bool
+
+# The kernel table (csrc/instances.h), row by row: the eight numbers of dispatch.Key.
+def instances() -> list[tuple[int, int, int, int, int, int, int, int]]: ...
+def row_name(row: int) -> str: ...
+def is_built(row: int) -> bool: ...
+def override_row(row: int, path: str) -> None: ...
+
+# Key of the cache of checked calls; its last byte tells whether a gradient is wanted. b"": the dispatcher has to see the call.
+def signature(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    seqused_k: Tensor | None,
+    alibi_slopes: Tensor | None,
+    attn_bias: Tensor | None,
+    sinks: Tensor | None,
+) -> bytes: ...
+
+# out and lse, not initialised.
+def empty_results(q: Tensor, head_dim_v: int) -> tuple[Tensor, Tensor]: ...
+
+# One row of the table on a CUDA stream; asynchronous.
+def fwd(
+    row: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options, stream: int
+) -> None: ...
+def bwd(
+    row: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    delta: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dbias: Tensor | None,
+    workspace: Tensor | None,
+    options: Options,
+    stream: int,
+) -> None: ...
+def bwd_workspace(row: int, q: Tensor, k: Tensor, v: Tensor, options: Options) -> int: ...
+
+# The CPU path.
+def fwd_cpu(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options, threads: int) -> None: ...
+def bwd_cpu(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    dout: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    delta: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dbias: Tensor | None,
+    options: Options,
+    threads: int,
+) -> None: ...

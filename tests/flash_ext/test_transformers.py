@@ -1,0 +1,87 @@
+"""The Hugging Face attention function, without Hugging Face: a stub stands in where transformers is not installed."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from flash_ext.integrations.transformers import attention_forward, register
+
+
+def make(seqlen_q=6, seqlen_k=9):
+    return torch.randn(2, 4, seqlen_q, 16), torch.randn(2, 2, seqlen_k, 16), torch.randn(2, 2, seqlen_k, 16)
+
+
+@pytest.fixture
+def layer():
+    layer = torch.nn.Module()
+    layer.is_causal = True
+    return layer.eval()
+
+
+def sdpa(q, k, v, mask):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+
+
+def test_causal_and_window(layer):
+    q, k, v = make()
+    i, j = torch.arange(6)[:, None] + 3, torch.arange(9)
+    for window, visible in ((None, j <= i), (3, (j <= i) & (j > i - 3))):
+        out, probs = attention_forward(layer, q, k, v, None, scaling=0.3, sliding_window=window)
+        assert probs is None and torch.allclose(out, sdpa(q, k, v, visible), atol=1e-5)
+
+
+def test_not_causal(layer):
+    q, k, v = make()
+    out, _ = attention_forward(layer, q, k, v, None, scaling=0.3, is_causal=False)
+    assert torch.allclose(out, sdpa(q, k, v, None), atol=1e-5)
+
+
+def test_masks_hold_everything(layer):
+    q, k, v = make()
+    visible = torch.rand(2, 1, 6, 12) > 0.4  # longer than the keys, as static caches make it
+    visible[..., 0] = True
+    expected = sdpa(q, k, v, visible[..., :9])
+    out, _ = attention_forward(layer, q, k, v, visible, scaling=0.3)
+    assert torch.allclose(out, expected, atol=1e-5)
+    additive = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    out, _ = attention_forward(layer, q, k, v, additive, scaling=0.3)
+    assert torch.allclose(out, expected, atol=1e-5)
+
+
+def test_dropout_only_in_training(layer):
+    q, k, v = make()
+    plain = attention_forward(layer, q, k, v, None)[0]
+    assert torch.equal(plain, attention_forward(layer, q, k, v, None, dropout=0.5)[0])
+    assert not torch.equal(plain, attention_forward(layer.train(), q, k, v, None, dropout=0.5)[0])
+
+
+def test_sinks_and_softcap(layer):
+    q, k, v = make()
+    plain = attention_forward(layer, q, k, v, None)[0]
+    assert not torch.equal(plain, attention_forward(layer, q, k, v, None, s_aux=torch.zeros(4))[0])
+    assert not torch.equal(plain, attention_forward(layer, q, k, v, None, softcap=1.0)[0])
+
+
+def test_register(monkeypatch):
+    registered = {}
+
+    class Interface:
+        @classmethod
+        def register(cls, name, function):
+            registered[cls.__name__, name] = function
+
+    stub, masking = types.ModuleType("transformers"), types.ModuleType("transformers.masking_utils")
+    stub.AttentionInterface = type("AttentionInterface", (Interface,), {})
+    monkeypatch.setitem(sys.modules, "transformers", stub)
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", masking)
+    register()
+    assert registered == {("AttentionInterface", "flash_ext"): attention_forward}
+    stub.AttentionMaskInterface = type("AttentionMaskInterface", (Interface,), {})
+    masking.sdpa_mask = object()
+    register("mine")
+    assert registered["AttentionMaskInterface", "mine"] is masking.sdpa_mask
