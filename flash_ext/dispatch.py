@@ -77,7 +77,7 @@ class Call(NamedTuple):
     mask: Mask
     layout: Layout
     variant: Variant
-    aligned: bool  # base and strides are multiples of 16 bytes: what the Hopper copy engine needs
+    aligned: bool  # rows of q, k, v and the result are multiples of 16 bytes: what the Hopper copy engine needs
     capability: tuple[int, int] | None  # of the CUDA device; None: tensors in host memory
 
 
@@ -187,7 +187,7 @@ def choose(
             continue
         why = _capability_needed(arch, call.capability)
         if why is None and arch == Arch.SM90 and not call.aligned:
-            why = "the copy engine needs base and strides of q, k and v in multiples of 16 bytes"
+            why = "needs head_dim in multiples of 16 bytes (8 numbers in 16 bit) for the copy engine"
         if why is None:
             row, why = _find_row(call, arch, table, can_run)
             if row >= 0:
