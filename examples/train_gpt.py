@@ -54,7 +54,8 @@ class Training:
     def __init__(self, setup: Setup, corpus: Corpus, attention: str, batch: int, context: int):
         torch.manual_seed(0)
         self.setup, self.corpus, self.batch, self.context = setup, corpus, batch, context
-        self.model = GPT(setup.config, ATTENTION[attention]).to(setup.device)
+        with setup.device:  # drawing the first weights on the device takes no time
+            self.model = GPT(setup.config, ATTENTION[attention])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=setup.learning_rate, betas=(0.9, 0.95))
 
     def precision(self):
@@ -107,7 +108,7 @@ def compare_losses(setup: Setup, corpus: Corpus) -> list[dict]:
         training = Training(setup, corpus, name, setup.batch, setup.context)
         runs[name] = train(training, setup.steps, name)
         runs[name].held_out = training.held_out_loss()
-    print(f"\nA sample after {setup.steps} steps with flash_ext:\n{training.sample('def ', 300)}\n")
+    print(f"\nA sample after {setup.steps} steps with flash_ext:\n{training.sample('def ', 300).rstrip()}\n")
     print(train_results.describe_losses(runs))
     return train_results.loss_rows(setup, runs)
 
