@@ -12,7 +12,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 .PHONY: demo test install ctest lint format kernels pytest bench clean
 .NOTPARALLEL:
 
-demo: install
+demo: install $(VENV)/.dev
 	$(BIN)/python -m pip install -q -r examples/requirements.txt
 	$(BIN)/python examples/train_gpt.py
 
