@@ -1,4 +1,4 @@
-// delta = rowsum(dout * out) - dlse, one warp per query row and head; and the zeros of packed gradients.
+// delta = rowsum(dout * out) - dlse, one warp per query row and head; and zeros where gradients are added or have no row.
 #pragma once
 
 #include "kernel.cuh"
@@ -44,10 +44,10 @@ static __global__ void __launch_bounds__(kRowThreads) bwd_delta_kernel(const __g
 }
 
 static __global__ void __launch_bounds__(kRowThreads) clear_rows_kernel(const __grid_constant__ BwdParams p, Strided t,
-                                                                       int64_t rows, int heads, int cols) {
-  const WarpRow at = WarpRow::of(rows, heads, 1);
+                                                                       int64_t rows, int heads, int batch, int cols) {
+  const WarpRow at = WarpRow::of(rows, heads, batch);
   if (!at.exists) return;
-  const Rows dst = Rows::of(t, p, 0, at.row, 1, at.head, cols);
+  const Rows dst = Rows::of(t, p, at.batch_index, at.row, 1, at.head, cols);
   const float zeros[4] = {};
   for (int col = threadIdx.x % 32 * 4; col < cols; col += 128) store(dst, 0, col, zeros);
 }
@@ -61,18 +61,18 @@ inline void launch_delta(const BwdParams& p, Stream stream) {
   check_launch("bwd_delta");
 }
 
-// Rows that belong to no segment have gradients too: zeros.
-inline void launch_clear(const BwdParams& p, const Strided& t, int64_t rows, int heads, int cols, Stream stream) {
-  if (rows * heads == 0) return;
-  clear_rows_kernel<<<row_grid(rows, heads, 1), kRowThreads, 0, cuda_stream(stream)>>>(p, t, rows, heads, cols);
+inline void launch_clear(const BwdParams& p, const Strided& t, int64_t rows, int heads, int batch, int cols, Stream stream) {
+  if (rows * heads * batch == 0) return;
+  clear_rows_kernel<<<row_grid(rows, heads, batch), kRowThreads, 0, cuda_stream(stream)>>>(p, t, rows, heads, batch, cols);
   check_launch("clear_rows");
 }
 
+// Rows that belong to no segment have gradients too: zeros.
 inline void launch_clear_packed(const BwdParams& p, Stream stream) {
-  if (p.cu_seqlens_q) launch_clear(p, p.dq, p.total_q, p.num_heads, p.head_dim, stream);
+  if (p.cu_seqlens_q) launch_clear(p, p.dq, p.total_q, p.num_heads, 1, p.head_dim, stream);
   if (p.cu_seqlens_k) {
-    launch_clear(p, p.dk, p.total_k, p.num_heads_kv, p.head_dim, stream);
-    launch_clear(p, p.dv, p.total_k, p.num_heads_kv, p.head_dim_v, stream);
+    launch_clear(p, p.dk, p.total_k, p.num_heads_kv, 1, p.head_dim, stream);
+    launch_clear(p, p.dv, p.total_k, p.num_heads_kv, 1, p.head_dim_v, stream);
   }
 }
 

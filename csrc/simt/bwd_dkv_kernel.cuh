@@ -1,7 +1,9 @@
 // dk and dv: a CTA owns kBlockM keys of one kv head and streams past them the queries of every head of its group, kBlockN at
 // a time, so that grouped heads need neither expanded gradients nor a reduction. Score tiles are transposed: keys are rows.
+// On tensor cores it also adds up dq if that need not be bitwise repeatable.
 #pragma once
 
+#include "bwd_add_dq.cuh"
 #include "bwd_scores.cuh"
 #include "kernel.cuh"
 
@@ -52,6 +54,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dkv_simt_kernel(
   float* sLse = sdO + T::kBlockN * T::kStride;   // (kBlockN)
   float* sDelta = sLse + T::kBlockN;             // (kBlockN)
   float* scratch = T::warp_scratch(sDelta + T::kBlockN);
+  float* sdS = sDelta + T::kBlockN;              // (kBlockN, kBlockM), if dq is added here
 
   const WorkTile work = WorkTile::of(ceil_div(p.seqlen_k, T::kBlockM), p.num_heads_kv);
   const SeqInfo seq = SeqInfo::of(p, work.batch_index);
@@ -95,11 +98,17 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dkv_simt_kernel(
     const Head head(p, seq, work.batch_index, walk.head(step));
     to_gradients<true>(acc_s, acc_dp, head, Place<Math, true>{n0 + warp_row, m0}, walk.blocks.needs_mask(m_block),
                        read_stats<T>(sLse, sDelta));
+    if constexpr (T::kCanAddDq)
+      if (!p.deterministic) SharedDs<T>::write(sdS, acc_dp, warp_row);
     Math::template accumulate<T::kStride>(acc_dk, acc_dp, sQ, scratch);
 
-    __syncthreads();  // every warp is done with Q
+    __syncthreads();  // every warp is done with Q, and dS is complete
     if (step + 1 < steps) load_queries(sQ, p.q, step + 1, p.head_dim);
     Math::template accumulate<T::kStride>(acc_dv, acc_s, sdO, scratch);
+    if constexpr (T::kCanAddDq)
+      if (!p.deterministic)
+        add_dq<T>(Rows::of(p.dq, p, work.batch_index, seq.q0, seq.seqlen_q, walk.head(step), p.head_dim), sdS, sK, m0,
+                  p.softmax_scale);
   }
 
   float scale[T::kR];

@@ -18,6 +18,7 @@ struct Traits {
   static constexpr int kStride = tile_stride(kHeadDim);
   static constexpr int kSharedBytes = kPass == Pass::kFwd ? fwd_shared_bytes(Math::kProduct, kHeadDim, kCompact)
                                                           : bwd_shared_bytes(Math::kProduct, kHeadDim, kCompact);
+  static constexpr bool kCanAddDq = Math::kProduct == Product::kTf32x3;
   // Numbers per lane: rows, columns of a score tile, columns of an output tile.
   static constexpr int kR = kWarpRows / Math::kLaneRows, kS = kBlockN / Math::kLaneCols, kO = kHeadDim / Math::kLaneCols;
 

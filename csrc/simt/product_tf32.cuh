@@ -10,9 +10,9 @@ namespace flash::simt {
 
 struct Tf32x3 : ThisLane<MmaLanes> {
   static constexpr Product kProduct = Product::kTf32x3;
-
-  // What TF32 lacks of x: its 13 lowest bits, which the tensor core ignores in an operand.
-  __device__ static float low(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xFFFFE000u); }
+  // Numbers per lane and row that are summed side by side: 8 independent products, whose latency overlaps.
+  template <int kR>
+  static constexpr int kAtOnce = 32 / kR;
 
   // d (16 x 8) += a (16 x 8) * b (8 x 8).   a: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); b: (q, g), (q + 4, g)
   __device__ static void mma(float& d0, float& d1, float& d2, float& d3, const float (&a)[4], const float (&b)[2]) {
@@ -24,18 +24,26 @@ struct Tf32x3 : ThisLane<MmaLanes> {
 #endif
   }
 
-  // The high part of b is x itself: its two numbers come as a pair from shared memory. The four of a do not lie together:
-  // x - low says the same as x and is computed once, where a move would be repeated for every product.
+  // The tensor core ignores the 13 lowest bits of an operand, so numbers that are not yet rounded serve as high parts.
+  // a is rounded to nearest, so that its low part has either sign and low * low, which is left out, is 0 on average.
   struct A {
-    float low[4], high[4];
+    float high[4], low[4];
     __device__ A() {}
-    __device__ A(float x0, float x1, float x2, float x3)
-        : low{Tf32x3::low(x0), Tf32x3::low(x1), Tf32x3::low(x2), Tf32x3::low(x3)},
-          high{x0 - low[0], x1 - low[1], x2 - low[2], x3 - low[3]} {}
+    __device__ A(float x0, float x1, float x2, float x3) {
+      const float x[4] = {x0, x1, x2, x3};
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const uint32_t rounded = __float_as_uint(x[i]) + 0x1000u;
+        high[i] = __uint_as_float(rounded);
+        low[i] = x[i] - __uint_as_float(rounded & 0xFFFFE000u);
+      }
+    }
   };
+  // b is truncated, one instruction less: it comes in pairs from shared memory and is itself the high part.
   struct B {
-    float low[2], high[2];
-    __device__ B(float x0, float x1) : low{Tf32x3::low(x0), Tf32x3::low(x1)}, high{x0, x1} {}
+    float high[2], low[2];
+    __device__ B(float x0, float x1) : high{x0, x1}, low{low_of(x0), low_of(x1)} {}
+    __device__ static float low_of(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xFFFFE000u); }
   };
 
   // The small terms first, so that they are not rounded away.
@@ -89,36 +97,49 @@ struct Tf32x3 : ThisLane<MmaLanes> {
   }
 
   // acc[m][d] += sum over n of p[m][n] * b[n][d]. Columns 2q, 2q + 1 of p are slots q and q + 4 of the summed index, which is
-  // where mma wants its left operand. The lanes' reads of rows 2q, columns g fall into 32 different banks.
+  // where mma wants its left operand.
   template <int kStride, int kR, int kC, int kP>
   __device__ static void accumulate(float (&acc)[kR][kC], const float (&p)[kR][kP], const float* b, float*) {
-    constexpr int kAtOnce = 8;  // columns per lane: 4 independent products, whose latency overlaps
-    b += 2 * lane_col() * kStride + lane_row();
     A a[kR / 2][kP / 2];
 #pragma unroll
     for (int r = 0; r < kR; r += 2)
 #pragma unroll
       for (int n = 0; n < kP; n += 2) a[r / 2][n / 2] = A(p[r][n], p[r + 1][n], p[r][n + 1], p[r + 1][n + 1]);
+    constexpr int kCols = kAtOnce<kR>;
 #pragma unroll
-    for (int c0 = 0; c0 < kC; c0 += kAtOnce) {
-      float sum[kR][kAtOnce] = {};
+    for (int c0 = 0; c0 < kC; c0 += kCols) {
+      float sum[kR][kCols] = {};
 #pragma unroll
-      for (int n = 0; n < kP; n += 2) {
+      for (int n = 0; n < kP; n += 2)
 #pragma unroll
-        for (int c = 0; c < kAtOnce; c += 2) {
-          const float* at = b + 4 * n * kStride + 4 * (c0 + c);
-          const B b_step(at[0], at[kStride]);
-#pragma unroll
-          for (int r = 0; r < kR; r += 2)
-            mma_3x(sum[r][c], sum[r][c + 1], sum[r + 1][c], sum[r + 1][c + 1],
-                   a[r / 2][n / 2], b_step);
-        }
-      }
+        for (int r = 0; r < kR; r += 2) row_of_products<kStride>(&sum[r], a[r / 2][n / 2], b + 4 * (n * kStride + c0));
 #pragma unroll
       for (int r = 0; r < kR; r++)
 #pragma unroll
-        for (int c = 0; c < kAtOnce; c++) acc[r][c0 + c] += sum[r][c];
+        for (int c = 0; c < kCols; c++) acc[r][c0 + c] += sum[r][c];
     }
+  }
+
+  // sum (16, 4 * kCols) = a (16, kDepth) * b (kDepth, 4 * kCols), both shared tiles.
+  template <int kDepth, int kAStride, int kStride, int kCols>
+  __device__ static void product(float (&sum)[2][kCols], const float* a, const float* b) {
+    a += lane_row() * kAStride + 2 * lane_col();
+#pragma unroll
+    for (int k = 0; k < kDepth; k += 8) {
+      const float2 top = *reinterpret_cast<const float2*>(a + k), bottom = *reinterpret_cast<const float2*>(a + 8 * kAStride + k);
+      row_of_products<kStride>(sum, A(top.x, bottom.x, top.y, bottom.y), b + k * kStride);
+    }
+  }
+
+ private:
+  // sum (16, 4 * kCols) += a (16, 8) * b (8, 4 * kCols). The lanes' reads of rows 2q, columns g of b fall into 32 different
+  // banks.
+  template <int kStride, int kCols>
+  __device__ static void row_of_products(float (*sum)[kCols], const A& a, const float* b) {
+    b += 2 * lane_col() * kStride + lane_row();
+#pragma unroll
+    for (int c = 0; c < kCols; c += 2)
+      mma_3x(sum[0][c], sum[0][c + 1], sum[1][c], sum[1][c + 1], a, B(b[4 * c], b[4 * c + kStride]));
   }
 };
 

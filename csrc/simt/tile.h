@@ -29,8 +29,8 @@ constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
   const bool fwd = pass == Pass::kFwd;
   if (product == Product::kTf32x3) {
     // 16 rows are one mma tile; the accumulators of 16 rows take head_dim / 2 registers per thread (twice that in dk, dv).
-    if (fwd) return head_dim == 64 ? Tile{4, 32, 64, 2} : Tile{8, 16, 64, 1};
-    return head_dim == 64 ? Tile{4, 16, 64, 2} : Tile{8, 16, 32, 1};
+    if (fwd) return head_dim == 64 ? Tile{4, 32, 64, 2} : Tile{4, 16, 64, 2};
+    return head_dim == 64 ? Tile{4, 16, 64, 2} : Tile{4, 16, 32, 2};
   }
   if (compact) {
     if (fwd) return head_dim == 64 ? Tile{4, 16, 32, 2} : head_dim == 128 ? Tile{4, 16, 16, 1} : Tile{4, 8, 8, 1};
@@ -61,10 +61,11 @@ constexpr int fwd_shared_bytes(Product product, int head_dim, bool compact) {
   return 4 * ((t.block_m() + 2 * t.block_n) * tile_stride(head_dim) + scratch_floats(product, t));
 }
 
-// Backward: two resident and two streamed tiles, scratch, and lse and delta of the streamed rows.
+// Backward: two resident and two streamed tiles, lse and delta of the streamed rows, and scratch or dS (TF32).
 constexpr int bwd_shared_bytes(Product product, int head_dim, bool compact) {
   const Tile t = tile_of(Pass::kBwd, product, head_dim, compact);
-  return 4 * (2 * (t.block_m() + t.block_n) * tile_stride(head_dim) + scratch_floats(product, t) + 2 * t.block_n);
+  const int ds_floats = product == Product::kTf32x3 ? t.block_n * (t.block_m() + 8) : 0;
+  return 4 * (2 * (t.block_m() + t.block_n) * tile_stride(head_dim) + 2 * t.block_n + scratch_floats(product, t) + ds_floats);
 }
 
 }  // namespace flash::simt
