@@ -26,7 +26,7 @@ template <class T>
 __device__ __forceinline__ void add_dq(const Rows& dq, const float* sdS, const float* sK, int m0, float scale) {
   using Math = typename T::Math;
   constexpr int kRowGroups = T::kBlockN / 16, kColGroups = T::kTile.warps / kRowGroups, kCols = T::kHeadDim / kColGroups;
-  constexpr int kAtOnce = Math::template kAtOnce<2>;
+  constexpr int kAtOnce = min_of(Math::template kAtOnce<2>, kCols / 4);
   static_assert(kRowGroups * kColGroups == T::kTile.warps && kCols % (4 * kAtOnce) == 0);
   const int row0 = T::warp() % kRowGroups * 16, first_col = T::warp() / kRowGroups * kCols;
 #pragma unroll

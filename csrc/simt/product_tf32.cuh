@@ -24,27 +24,25 @@ struct Tf32x3 : ThisLane<MmaLanes> {
 #endif
   }
 
-  // The tensor core ignores the 13 lowest bits of an operand, so numbers that are not yet rounded serve as high parts.
-  // a is rounded to nearest, so that its low part has either sign and low * low, which is left out, is 0 on average.
-  struct A {
-    float high[4], low[4];
-    __device__ A() {}
-    __device__ A(float x0, float x1, float x2, float x3) {
-      const float x[4] = {x0, x1, x2, x3};
+  // kCount numbers of an operand as high + low. High is rounded to nearest, so that low has either sign and low * low, which
+  // is left out, is 0 on average. The tensor core ignores the 13 lowest bits, so high need not be masked.
+  template <int kCount>
+  struct Operand {
+    float high[kCount], low[kCount];
+    __device__ Operand() {}
+    template <class... Floats>
+    __device__ explicit Operand(Floats... floats) {
+      const float x[kCount] = {floats...};
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
+      for (int i = 0; i < kCount; i++) {
         const uint32_t rounded = __float_as_uint(x[i]) + 0x1000u;
         high[i] = __uint_as_float(rounded);
         low[i] = x[i] - __uint_as_float(rounded & 0xFFFFE000u);
       }
     }
   };
-  // b is truncated, one instruction less: it comes in pairs from shared memory and is itself the high part.
-  struct B {
-    float high[2], low[2];
-    __device__ B(float x0, float x1) : high{x0, x1}, low{low_of(x0), low_of(x1)} {}
-    __device__ static float low_of(float x) { return x - __uint_as_float(__float_as_uint(x) & 0xFFFFE000u); }
-  };
+  using A = Operand<4>;
+  using B = Operand<2>;
 
   // The small terms first, so that they are not rounded away.
   __device__ static void mma_3x(float& d0, float& d1, float& d2, float& d3, const A& a, const B& b) {

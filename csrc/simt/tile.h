@@ -29,8 +29,8 @@ constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
   const bool fwd = pass == Pass::kFwd;
   if (product == Product::kTf32x3) {
     // 16 rows are one mma tile; the accumulators of 16 rows take head_dim / 2 registers per thread (twice that in dk, dv).
-    if (fwd) return head_dim == 64 ? Tile{4, 32, 64, 2} : Tile{4, 16, 64, 2};
-    return head_dim == 64 ? Tile{4, 16, 64, 2} : Tile{4, 16, 32, 2};
+    if (fwd) return head_dim == 64 ? Tile{4, 32, 32, 2} : Tile{4, 16, 64, 2};
+    return head_dim == 64 ? Tile{4, 16, 32, 3} : Tile{4, 16, 32, 2};
   }
   if (compact) {
     if (fwd) return head_dim == 64 ? Tile{4, 16, 32, 2} : head_dim == 128 ? Tile{4, 16, 16, 1} : Tile{4, 8, 8, 1};
@@ -38,7 +38,7 @@ constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
   }
   // 8 x 8 numbers per thread (warp_rows 32, block_n 64) need one shared load of 16 bytes per 16 FMAs: below that shared
   // memory is the limit. Two CTAs per multiprocessor hide each other's waits at 64; at 128 one CTA of 8 warps does.
-  if (fwd) return head_dim == 64 ? Tile{4, 32, 64, 2} : head_dim == 128 ? Tile{8, 32, 32, 1} : Tile{4, 16, 32, 1};
+  if (fwd) return head_dim == 64 ? Tile{4, 32, 64, 2} : head_dim == 128 ? Tile{8, 16, 64, 1} : Tile{4, 16, 32, 1};
   // Backward keeps two accumulators (dk, dv) and two score tiles: half the rows of the forward.
   return head_dim == 64 ? Tile{4, 16, 64, 2} : head_dim == 128 ? Tile{4, 16, 32, 2} : Tile{4, 8, 32, 1};
 }
