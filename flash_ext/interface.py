@@ -337,7 +337,7 @@ def explain(
     scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
     extras, scalars = check_call(q, k, v, extras, *scalars, current_path())
     plan = Plan(q, k, v, extras, scalars)
-    notes += [f"{name} is copied: {why}" for name, why in plan.why_copied(q, k, v)]
+    notes += plan.notes()
     try:
         backward = plan.bwd
     except NotImplementedError as error:

@@ -123,9 +123,8 @@ class Plan:
             fits,
             _capability(self.device_index) if q.is_cuda else None,
         )
-        for_copy_engine = self.fwd.path == "sm90"
-        self.copies = tuple(not _has_rows(t) or (for_copy_engine and not _is_aligned(t)) for t in (q, k, v))
-        self.needs_copies = any(self.copies)
+        self.scattered = tuple(not _has_rows(t) for t in (q, k, v))
+        self.misaligned = tuple(not _is_aligned(t) for t in (q, k, v))
         self.options = self._options()
 
     def _choose(self, pass_: Pass, path: str) -> Choice:
@@ -160,12 +159,26 @@ class Plan:
     def dbias_row(self) -> int:
         return self._row(self.dbias)
 
-    def why_copied(self, q: Tensor, k: Tensor, v: Tensor) -> list[tuple[str, str]]:
-        reasons = [
-            "its strides are not multiples of 16 bytes" if _has_rows(t) else "its last dimension is not contiguous"
-            for t in (q, k, v)
-        ]
-        return [(name, why) for name, why, copy in zip("qkv", reasons, self.copies, strict=True) if copy]
+    def _copies(self, choice: Choice) -> tuple[bool, ...]:
+        """Which of q, k and v this choice needs as copies; () for none."""
+        copies = self.scattered
+        if choice.path == "sm90":
+            copies = tuple(a or b for a, b in zip(self.scattered, self.misaligned, strict=True))
+        return copies if any(copies) else ()
+
+    @cached_property
+    def fwd_copies(self) -> tuple[bool, ...]:
+        return self._copies(self.fwd)
+
+    @cached_property
+    def bwd_copies(self) -> tuple[bool, ...]:
+        return self._copies(self.bwd)
+
+    def notes(self) -> list[str]:
+        """What ``explain`` says besides the choice."""
+        copied = [name for name, copy in zip("qkv", self.fwd_copies, strict=False) if copy]
+        why = {True: "its last dimension is not contiguous", False: "its strides are not multiples of 16 bytes"}
+        return [f"{name} is copied: {why[self.scattered['qkv'.index(name)]]}" for name in copied]
 
     def _options(self) -> _C.Options:
         options, s = _C.Options(), self.scalars
@@ -184,9 +197,6 @@ class Plan:
                 setattr(options, name, tensor)
         return options
 
-    def _copied(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        return [_copy(t) if copy else t for t, copy in zip((q, k, v), self.copies, strict=True)]
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         if self.checks_lengths:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
@@ -197,8 +207,8 @@ class Plan:
             if extras.sinks is not None:
                 lse.copy_(extras.sinks[:, None])
             return out, lse
-        if self.needs_copies:
-            q, k, v = self._copied(q, k, v)
+        if self.fwd_copies:
+            q, k, v = _copied((q, k, v), self.fwd_copies)
         path = self.fwd.path
         if path == "cpu":
             _C.fwd_cpu(q, k, v, out, lse, self._options_of(extras), torch.get_num_threads())
@@ -240,8 +250,8 @@ class Plan:
             dout = _copy(dout)
         if dlse is not None:
             dlse = dlse.contiguous()
-        if self.needs_copies:
-            q, k, v = self._copied(q, k, v)
+        if self.bwd_copies:
+            q, k, v = _copied((q, k, v), self.bwd_copies)
         delta = empty(lse.shape, dtype=torch.float32, device=self.device)
         options = self._options_of(extras)
         tensors = (q, k, v, out, dout, lse, dlse, delta, dq, dk, dv)
@@ -306,6 +316,10 @@ def _autograd_on():
 
 def _wide(t: Tensor) -> Tensor:
     return t if t.dtype == torch.float64 else t.float()
+
+
+def _copied(tensors: tuple[Tensor, ...], copies: tuple[bool, ...]) -> list[Tensor]:
+    return [_copy(t) if copy else t for t, copy in zip(tensors, copies, strict=True)]
 
 
 def _copy(t: Tensor) -> Tensor:
