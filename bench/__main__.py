@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from . import cases, libraries, results, table
-from .runner import Options, run_cases
+from .runner import Options, refused, run_cases
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -64,24 +64,21 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = Options(device, options.rounds, options.ms / 1e3, options.commit)
+    path = options.out or (results.default_path() if options.record else None)
     start = time.monotonic()
-    runs, refused = [], 0
-    for run in range(options.runs):
-        rows = []
+    runs, verdicts = [], {}
+    for _ in range(options.runs):
         for work in options.work:
             names = options.libraries or libraries.DEFAULT_LIBRARIES[work]
-            fresh, wrong = run_cases(select(options, work), names, settings, checked=run > 0)
-            rows += fresh
-            refused += wrong
-        runs.append(rows)
+            runs.append(run_cases(select(options, work), names, settings, verdicts))
+            if path:  # after every part: a run that is cut short keeps what it has
+                results.save(path, results.machine(), results.median_of_runs(runs))
     rows = results.median_of_runs(runs)
     print(table.render(rows), table.summary(rows), sep="\n\n")
     print(f"\n{len(rows)} rows in {time.monotonic() - start:.0f} s on {results.machine()['gpu']}")
-    if options.record or options.out:
-        path = options.out or results.default_path()
-        results.save(path, results.machine(), rows)
+    if path:
         print(f"recorded in {path}")
-    return 1 if refused else 0
+    return 1 if refused(verdicts) else 0
 
 
 if __name__ == "__main__":

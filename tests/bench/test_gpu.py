@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench import runner, timing
-from bench.cases import Case
+from bench.cases import Case, make_inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -36,21 +36,29 @@ def test_device_time_counts():
 @pytest.mark.parametrize("work", ["fwd", "bwd"])
 def test_peers_are_right_and_timed(work):
     names = ["flash_ext", "cudnn", "fa2", "efficient", "standard"]
-    rows, refused = runner.run_cases([replace(SMALL, work=work)], names, OPTIONS)
-    assert refused == 0
+    verdicts = {}
+    rows = runner.run_cases([replace(SMALL, work=work)], names, OPTIONS, verdicts)
+    assert runner.refused(verdicts) == 0
     assert set(rows[0]["tflops"]) == set(names)
+
+
+def test_unwritten_results_are_seen():
+    inputs = make_inputs(SMALL, "cuda")
+    runner.poison_free_memory(inputs)
+    assert torch.empty_like(inputs.q).isnan().all()
 
 
 def test_packed_and_window():
     packed = replace(SMALL, case="packed", batch=3, lengths=(512, 100, 37))
     window = replace(SMALL, case="window", causal=False, window_size=(100, 0))
-    rows, refused = runner.run_cases([packed, window], ["flash_ext", "fa2"], OPTIONS)
-    assert refused == 0 and all(set(row["tflops"]) == {"flash_ext", "fa2"} for row in rows)
+    verdicts = {}
+    rows = runner.run_cases([packed, window], ["flash_ext", "fa2"], OPTIONS, verdicts)
+    assert runner.refused(verdicts) == 0 and all(set(row["tflops"]) == {"flash_ext", "fa2"} for row in rows)
 
 
 def test_memory_and_overhead():
     cases = [replace(SMALL, work="memory", case="training"), replace(SMALL, work="overhead", case="forward", seqlen=64)]
-    rows, _ = runner.run_cases(cases, ["flash_ext", "standard"], OPTIONS)
+    rows = runner.run_cases(cases, ["flash_ext", "standard"], OPTIONS, {})
     memory, overhead = rows
     assert memory["mib"]["flash_ext"] < memory["mib"]["standard"]
     assert 1 < overhead["us"]["flash_ext"] < 10000
