@@ -21,6 +21,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from cases import Config  # noqa: E402
 
+from flash_ext.dispatch import PATHS  # noqa: E402
 from flash_ext.testing import check, device_of, poison  # noqa: E402
 
 
@@ -88,12 +89,12 @@ def random_config(rng: random.Random, dtypes: list[str], longest: int) -> Config
 
 def verdict_of(config: Config, path: str, pass_: str) -> tuple[str, str]:
     """("ok" | "forward only" | "not served" | "FAILED", what is wrong)."""
-    problem = config.problem(device_of(path))
+    problem = config.problem("cuda" if path == "auto" else device_of(path))
     attempts = {"fwd": [False], "bwd": [True], "both": [True, False]}[pass_]
     for backward in attempts:
         try:
             with poison():
-                check(problem, path, backward)
+                check(problem, None if path == "auto" else path, backward)
             return ("ok" if backward or pass_ == "fwd" else "forward only"), ""
         except NotImplementedError:
             continue
@@ -106,7 +107,7 @@ def verdict_of(config: Config, path: str, pass_: str) -> tuple[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", required=True, choices=["reference", "cpu", "simt", "sm80", "sm90"])
+    parser.add_argument("--path", required=True, choices=["auto", *PATHS], help="auto: the choice on a GPU")
     parser.add_argument("--pass", dest="pass_", default="both", choices=["fwd", "bwd", "both"])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=1000)
