@@ -64,6 +64,8 @@ def _flash_ext(path: str = ""):
         flash_ext = _module("flash_ext")
         if flash_ext is None:
             raise Unsupported("flash_ext cannot be imported")
+        if case.dtype == "e4m3" and not _has_fp8_kernels():
+            raise Unsupported("flash_ext has no fp8 kernels; it would convert to bf16")
         q, k, v = leaves = _leaves(inputs)
         options = dict(inputs.options)
         if inputs.descale is not None:
@@ -83,6 +85,13 @@ def _flash_ext(path: str = ""):
         return Call(forward, leaves, inputs.dout, session=session)
 
     return prepare
+
+
+def _has_fp8_kernels() -> bool:
+    from flash_ext.dispatch import DType
+    from flash_ext.ops import table
+
+    return any(row.dtype == DType.E4M3 for row in table())
 
 
 def _fa3(case: Case, inputs: Inputs) -> Call:
