@@ -1,4 +1,5 @@
-// How the gradient of a broadcast bias is shared out: each CTA adds up a part of (batch, num_heads, query blocks, key blocks).
+// How the gradient of a broadcast bias is shared out: each CTA adds up a part of (batch, num_heads, query blocks, key
+// blocks).
 #pragma once
 
 #include "../attn/host_device.h"

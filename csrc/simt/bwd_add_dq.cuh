@@ -1,5 +1,5 @@
-// dq from the kernel for dk and dv, where repeatable bits are not asked for: each CTA adds its keys' share of dq = dS k to
-// global memory with atomic additions. That saves a kernel which would compute P and dS once more.
+// dq from the kernel for dk and dv, where repeatable bits are not asked for: each CTA adds its keys' share of dq = dS k
+// to global memory with atomic additions. That saves a kernel which would compute P and dS once more.
 #pragma once
 
 #include "../ptx/red.cuh"
@@ -25,14 +25,16 @@ struct SharedDs {
 template <class T>
 __device__ __forceinline__ void add_dq(const Rows& dq, const float* sdS, const float* sK, int m0, float scale) {
   using Math = typename T::Math;
-  constexpr int kRowGroups = T::kBlockN / 16, kColGroups = T::kTile.warps / kRowGroups, kCols = T::kHeadDim / kColGroups;
+  constexpr int kRowGroups = T::kBlockN / 16, kColGroups = T::kTile.warps / kRowGroups,
+                kCols = T::kHeadDim / kColGroups;
   constexpr int kAtOnce = min_of(Math::template kAtOnce<2>, kCols / 4);
   static_assert(kRowGroups * kColGroups == T::kTile.warps && kCols % (4 * kAtOnce) == 0);
   const int row0 = T::warp() % kRowGroups * 16, first_col = T::warp() / kRowGroups * kCols;
 #pragma unroll
   for (int col0 = first_col, i = 0; i < kCols; col0 += 4 * kAtOnce, i += 4 * kAtOnce) {
     float sum[2][kAtOnce] = {};
-    Math::template product<T::kBlockM, SharedDs<T>::kStride, T::kStride>(sum, sdS + row0 * SharedDs<T>::kStride, sK + col0);
+    Math::template product<T::kBlockM, SharedDs<T>::kStride, T::kStride>(sum, sdS + row0 * SharedDs<T>::kStride,
+                                                                         sK + col0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int row = m0 + row0 + Math::row(r);

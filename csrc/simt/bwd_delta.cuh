@@ -1,4 +1,5 @@
-// delta = rowsum(dout * out) - dlse, one warp per query row and head; and zeros where gradients are added or have no row.
+// delta = rowsum(dout * out) - dlse, one warp per query row and head; and zeros where gradients are added or have no
+// row.
 #pragma once
 
 #include "kernel.cuh"
@@ -25,8 +26,8 @@ inline unsigned row_grid(int64_t rows, int heads, int batch) {
   return unsigned((rows * heads * batch + kRowsPerCta - 1) / kRowsPerCta);
 }
 
-static __global__ void __launch_bounds__(kRowThreads) bwd_delta_kernel(const __grid_constant__ BwdParams p, int64_t rows,
-                                                                      int batch) {
+static __global__ void __launch_bounds__(kRowThreads)
+    bwd_delta_kernel(const __grid_constant__ BwdParams p, int64_t rows, int batch) {
   const WarpRow at = WarpRow::of(rows, p.num_heads, batch);
   if (!at.exists) return;
   const Rows out = Rows::of(p.out, p, at.batch_index, at.row, 1, at.head, p.head_dim_v);
@@ -43,8 +44,8 @@ static __global__ void __launch_bounds__(kRowThreads) bwd_delta_kernel(const __g
   p.delta.ptr[offset_of(p.delta, at.batch_index, at.row, 0, at.head)] = sum;
 }
 
-static __global__ void __launch_bounds__(kRowThreads) clear_rows_kernel(const __grid_constant__ BwdParams p, Strided t,
-                                                                       int64_t rows, int heads, int batch, int cols) {
+static __global__ void __launch_bounds__(kRowThreads)
+    clear_rows_kernel(const __grid_constant__ BwdParams p, Strided t, int64_t rows, int heads, int batch, int cols) {
   const WarpRow at = WarpRow::of(rows, heads, batch);
   if (!at.exists) return;
   const Rows dst = Rows::of(t, p, at.batch_index, at.row, 1, at.head, cols);
@@ -61,9 +62,11 @@ inline void launch_delta(const BwdParams& p, Stream stream) {
   check_launch("bwd_delta");
 }
 
-inline void launch_clear(const BwdParams& p, const Strided& t, int64_t rows, int heads, int batch, int cols, Stream stream) {
+inline void launch_clear(const BwdParams& p, const Strided& t, int64_t rows, int heads, int batch, int cols,
+                         Stream stream) {
   if (rows * heads * batch == 0) return;
-  clear_rows_kernel<<<row_grid(rows, heads, batch), kRowThreads, 0, cuda_stream(stream)>>>(p, t, rows, heads, batch, cols);
+  clear_rows_kernel<<<row_grid(rows, heads, batch), kRowThreads, 0, cuda_stream(stream)>>>(p, t, rows, heads, batch,
+                                                                                           cols);
   check_launch("clear_rows");
 }
 

@@ -1,6 +1,6 @@
-// dk and dv: a CTA owns kBlockM keys of one kv head and streams past them the queries of every head of its group, kBlockN at
-// a time, so that grouped heads need neither expanded gradients nor a reduction. Score tiles are transposed: keys are rows.
-// On tensor cores it also adds up dq if that need not be bitwise repeatable.
+// dk and dv: a CTA owns kBlockM keys of one kv head and streams past them the queries of every head of its group,
+// kBlockN at a time, so that grouped heads need neither expanded gradients nor a reduction. Score tiles are transposed:
+// keys are rows. On tensor cores it also adds up dq if that need not be bitwise repeatable.
 #pragma once
 
 #include "bwd_add_dq.cuh"
@@ -21,8 +21,8 @@ struct QueryWalk {
 
 // lse and delta of rows row0 ... row0 + kRows - 1 to shared memory; rows that do not exist give 0 and are masked.
 template <int kRows>
-__device__ __forceinline__ void load_stats(float* sLse, float* sDelta, const BwdParams& p, const SeqInfo& seq, int batch_index,
-                                           int head, int row0) {
+__device__ __forceinline__ void load_stats(float* sLse, float* sDelta, const BwdParams& p, const SeqInfo& seq,
+                                           int batch_index, int head, int row0) {
   const int row = row0 + int(threadIdx.x) % kRows;
   const bool valid = row < seq.seqlen_q;
   if (threadIdx.x < kRows) {
@@ -47,14 +47,14 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dkv_simt_kernel(
   using Math = typename T::Math;
   static_assert(T::kBlockN <= T::kThreads);
   extern __shared__ __align__(16) float shared[];
-  float* sK = shared;                            // (kBlockM, kHeadDim), rows kStride apart
-  float* sV = sK + T::kBlockM * T::kStride;      // (kBlockM, kHeadDim)
-  float* sQ = sV + T::kBlockM * T::kStride;      // (kBlockN, kHeadDim)
-  float* sdO = sQ + T::kBlockN * T::kStride;     // (kBlockN, kHeadDim)
-  float* sLse = sdO + T::kBlockN * T::kStride;   // (kBlockN)
-  float* sDelta = sLse + T::kBlockN;             // (kBlockN)
+  float* sK = shared;                           // (kBlockM, kHeadDim), rows kStride apart
+  float* sV = sK + T::kBlockM * T::kStride;     // (kBlockM, kHeadDim)
+  float* sQ = sV + T::kBlockM * T::kStride;     // (kBlockN, kHeadDim)
+  float* sdO = sQ + T::kBlockN * T::kStride;    // (kBlockN, kHeadDim)
+  float* sLse = sdO + T::kBlockN * T::kStride;  // (kBlockN)
+  float* sDelta = sLse + T::kBlockN;            // (kBlockN)
   float* scratch = T::warp_scratch(sDelta + T::kBlockN);
-  float* sdS = sDelta + T::kBlockN;              // (kBlockN, kBlockM), if dq is added here
+  float* sdS = sDelta + T::kBlockN;  // (kBlockN, kBlockM), if dq is added here
 
   const WorkTile work = WorkTile::of(ceil_div(p.seqlen_k, T::kBlockM), p.num_heads_kv);
   const SeqInfo seq = SeqInfo::of(p, work.batch_index);

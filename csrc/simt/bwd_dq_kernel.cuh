@@ -1,5 +1,6 @@
-// dq: a CTA owns kBlockM queries of one head and streams the keys and values past them. P is computed anew here and in the
-// kernel for dk and dv: two products more than with atomic additions to dq, but no workspace, and bitwise repeatable.
+// dq: a CTA owns kBlockM queries of one head and streams the keys and values past them. P is computed anew here and in
+// the kernel for dk and dv: two products more than with atomic additions to dq, but no workspace, and bitwise
+// repeatable.
 #pragma once
 
 #include "bwd_scores.cuh"
@@ -9,8 +10,8 @@ namespace flash::simt {
 
 // lse and delta of this lane's queries; rows that do not exist have P = 0.
 template <class T>
-__device__ __forceinline__ QueryStats<T::kR> load_row_stats(const BwdParams& p, const SeqInfo& seq, int batch_index, int head,
-                                                            int row0) {
+__device__ __forceinline__ QueryStats<T::kR> load_row_stats(const BwdParams& p, const SeqInfo& seq, int batch_index,
+                                                            int head, int row0) {
   const float* lse = p.lse.ptr + offset_of(p.lse, batch_index, seq.q0, 0, head);
   const float* delta = p.delta.ptr + offset_of(p.delta, batch_index, seq.q0, 0, head);
   QueryStats<T::kR> stats;
@@ -28,10 +29,10 @@ template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dq_simt_kernel(const __grid_constant__ BwdParams p) {
   using Math = typename T::Math;
   extern __shared__ __align__(16) float shared[];
-  float* sQ = shared;                          // (kBlockM, kHeadDim), rows kStride apart
-  float* sdO = sQ + T::kBlockM * T::kStride;   // (kBlockM, kHeadDim)
-  float* sK = sdO + T::kBlockM * T::kStride;   // (kBlockN, kHeadDim)
-  float* sV = sK + T::kBlockN * T::kStride;    // (kBlockN, kHeadDim)
+  float* sQ = shared;                         // (kBlockM, kHeadDim), rows kStride apart
+  float* sdO = sQ + T::kBlockM * T::kStride;  // (kBlockM, kHeadDim)
+  float* sK = sdO + T::kBlockM * T::kStride;  // (kBlockN, kHeadDim)
+  float* sV = sK + T::kBlockN * T::kStride;   // (kBlockN, kHeadDim)
   float* scratch = T::warp_scratch(sV + T::kBlockN * T::kStride);
 
   const int m_blocks = ceil_div(p.seqlen_q, T::kBlockM);

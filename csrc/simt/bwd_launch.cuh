@@ -13,8 +13,10 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   launch_clear_packed(p, stream);
   if (add_dq && p.cu_seqlens_q == nullptr) launch_clear(p, p.dq, p.seqlen_q, p.num_heads, p.batch, p.head_dim, stream);
   launch_delta(p, stream);
-  if (!add_dq) launch<T>(bwd_dq_simt_kernel<T>, "bwd_dq_simt", p, grid_of(p.seqlen_q, T::kBlockM, p.num_heads, p.batch), stream);
-  launch<T>(bwd_dkv_simt_kernel<T>, "bwd_dkv_simt", p, grid_of(p.seqlen_k, T::kBlockM, p.num_heads_kv, p.batch), stream);
+  if (!add_dq)
+    launch<T>(bwd_dq_simt_kernel<T>, "bwd_dq_simt", p, grid_of(p.seqlen_q, T::kBlockM, p.num_heads, p.batch), stream);
+  launch<T>(bwd_dkv_simt_kernel<T>, "bwd_dkv_simt", p, grid_of(p.seqlen_k, T::kBlockM, p.num_heads_kv, p.batch),
+            stream);
 }
 
 }  // namespace flash::simt

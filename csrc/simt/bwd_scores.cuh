@@ -5,8 +5,8 @@
 
 namespace flash::simt {
 
-// lse and delta of the queries of a tile, in the registers of the lanes that own them: one per row where queries are rows,
-// one per column where they are columns.
+// lse and delta of the queries of a tile, in the registers of the lanes that own them: one per row where queries are
+// rows, one per column where they are columns.
 template <int kCount>
 struct QueryStats {
   float lse[kCount], delta[kCount];
@@ -19,7 +19,8 @@ struct QueryStats {
 };
 
 // s:  q.k        ->  P, with dropout as the forward applied it (what dv needs)
-// dp: dout.v     ->  dS; before the softcap if kThroughSoftcap (dq and dk need that, times softmax_scale), after it otherwise
+// dp: dout.v     ->  dS; before the softcap if kThroughSoftcap (dq and dk need that, times softmax_scale), after it
+// otherwise
 //                    (the gradient of the bias)
 template <bool kThroughSoftcap, class Math, bool kRowsAreKeys, int kR, int kC>
 __device__ __forceinline__ void to_gradients(float (&s)[kR][kC], float (&dp)[kR][kC], const Head& head,

@@ -17,9 +17,7 @@ struct BwdTf32 {
   static int64_t bwd_workspace(const BwdParams&) { return 0; }
 };
 
-constexpr bool belongs(const Key& k) {
-  return k.pass == Pass::kBwd && k.arch == Arch::kSm80 && k.dtype == DType::kF32;
-}
+constexpr bool belongs(const Key& k) { return k.pass == Pass::kBwd && k.arch == Arch::kSm80 && k.dtype == DType::kF32; }
 
 const RegisterRows<belongs, BwdTf32> kRegistered;
 

@@ -1,5 +1,5 @@
-// The gradient of the additive bias: the sum of dS over every dimension that the bias is broadcast over. A CTA owns one tile
-// of the bias and computes dS anew for everything that is added to it, in a fixed order and without atomics.
+// The gradient of the additive bias: the sum of dS over every dimension that the bias is broadcast over. A CTA owns one
+// tile of the bias and computes dS anew for everything that is added to it, in a fixed order and without atomics.
 #pragma once
 
 #include "bias_work.h"
@@ -9,16 +9,17 @@ namespace flash::simt {
 
 // Adds dS of the query block m0 ... and the key block n0 ... of one head to acc.
 template <class T>
-__device__ __forceinline__ void add_ds(float (&acc)[T::kR][T::kS], float* shared, const BwdParams& p, const SeqInfo& seq,
-                                       int batch_index, int head_index, int m0, int n0) {
+__device__ __forceinline__ void add_ds(float (&acc)[T::kR][T::kS], float* shared, const BwdParams& p,
+                                       const SeqInfo& seq, int batch_index, int head_index, int m0, int n0) {
   using Math = typename T::Math;
-  float* sQ = shared;                          // (kBlockM, kHeadDim), rows kStride apart
-  float* sdO = sQ + T::kBlockM * T::kStride;   // (kBlockM, kHeadDim)
-  float* sK = sdO + T::kBlockM * T::kStride;   // (kBlockN, kHeadDim)
-  float* sV = sK + T::kBlockN * T::kStride;    // (kBlockN, kHeadDim)
+  float* sQ = shared;                         // (kBlockM, kHeadDim), rows kStride apart
+  float* sdO = sQ + T::kBlockM * T::kStride;  // (kBlockM, kHeadDim)
+  float* sK = sdO + T::kBlockM * T::kStride;  // (kBlockN, kHeadDim)
+  float* sV = sK + T::kBlockN * T::kStride;   // (kBlockN, kHeadDim)
   const int head_kv = head_index / (p.num_heads / p.num_heads_kv), warp_row = T::warp() * T::kWarpRows;
   const Head head(p, seq, batch_index, head_index);
-  const auto load = [&](auto rows_constant, float* tile, const Strided& t, int64_t first, int rows, int h, int cols, int row0) {
+  const auto load = [&](auto rows_constant, float* tile, const Strided& t, int64_t first, int rows, int h, int cols,
+                        int row0) {
     load_tile<decltype(rows_constant)::value, T::kHeadDim, T::kThreads>(
         tile, Rows::of(t, p, batch_index, first, rows, h, cols), row0);
   };
@@ -65,8 +66,10 @@ __device__ __forceinline__ void store_dbias(float* tile, const float (&acc)[T::k
   __syncthreads();
 
   const int m0 = one_row ? 0 : work.begin[2] * T::kBlockM, n0 = one_col ? 0 : work.begin[3] * T::kBlockN;
-  const int rows = one_row ? 1 : min_of(T::kBlockM, p.seqlen_q - m0), cols = one_col ? 1 : min_of(T::kBlockN, p.seqlen_k - n0);
-  float* dbias = static_cast<float*>(const_cast<void*>(p.dbias.ptr)) + work.begin[0] * p.dbias.batch + work.begin[1] * p.dbias.head;
+  const int rows = one_row ? 1 : min_of(T::kBlockM, p.seqlen_q - m0),
+            cols = one_col ? 1 : min_of(T::kBlockN, p.seqlen_k - n0);
+  float* dbias = static_cast<float*>(const_cast<void*>(p.dbias.ptr)) + work.begin[0] * p.dbias.batch +
+                 work.begin[1] * p.dbias.head;
   for (int i = threadIdx.x; i < rows * cols; i += T::kThreads) {
     const int row = i / cols, col = i % cols;
     dbias[(m0 + row) * p.dbias.row + (n0 + col) * p.dbias.col] = tile[row * kStride + col];

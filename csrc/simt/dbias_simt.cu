@@ -16,8 +16,8 @@ struct DBiasSimt {
     int parts[4] = {p.batch, p.num_heads, ceil_div(p.seqlen_q, T<kCompact>::kBlockM),
                     ceil_div(p.seqlen_k, T<kCompact>::kBlockN)};
     BiasWork::split(p.dbias, parts);
-    launch<T<kCompact>>(dbias_simt_kernel<T<kCompact>>, "dbias_simt", p, int64_t(parts[0]) * parts[1] * parts[2] * parts[3],
-                        stream);
+    launch<T<kCompact>>(dbias_simt_kernel<T<kCompact>>, "dbias_simt", p,
+                        int64_t(parts[0]) * parts[1] * parts[2] * parts[3], stream);
   }
 
   static void bwd(const BwdParams& p, Stream stream) {

@@ -1,4 +1,5 @@
-// Forward: a CTA owns kBlockM queries of one head and streams the keys and values past them (FlashAttention, algorithm 1).
+// Forward: a CTA owns kBlockM queries of one head and streams the keys and values past them (FlashAttention, algorithm
+// 1).
 #pragma once
 
 #include "kernel.cuh"
@@ -9,7 +10,8 @@ namespace flash::simt {
 
 template <class T>
 __device__ __forceinline__ void fwd_epilogue(const FwdParams& p, const Rows& out, const Head& head, int head_index,
-                                             int64_t lse_offset, int row0, OnlineSoftmax<typename T::Math, T::kR>& softmax,
+                                             int64_t lse_offset, int row0,
+                                             OnlineSoftmax<typename T::Math, T::kR>& softmax,
                                              const float (&acc_o)[T::kR][T::kO]) {
   const float* sink = p.sinks ? p.sinks + head_index : nullptr;
   const float kept_scale = p.dropout_p != 0.f ? head.dropout.scale : 1.f;
@@ -28,9 +30,9 @@ template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) fwd_simt_kernel(const __grid_constant__ FwdParams p) {
   using Math = typename T::Math;
   extern __shared__ __align__(16) float shared[];
-  float* sQ = shared;                                   // (kBlockM, kHeadDim), rows kStride apart
-  float* sK = sQ + T::kBlockM * T::kStride;             // (kBlockN, kHeadDim)
-  float* sV = sK + T::kBlockN * T::kStride;             // (kBlockN, kHeadDim)
+  float* sQ = shared;                        // (kBlockM, kHeadDim), rows kStride apart
+  float* sK = sQ + T::kBlockM * T::kStride;  // (kBlockN, kHeadDim)
+  float* sV = sK + T::kBlockN * T::kStride;  // (kBlockN, kHeadDim)
   float* scratch = T::warp_scratch(sV + T::kBlockN * T::kStride);
 
   const int m_blocks = ceil_div(p.seqlen_q, T::kBlockM);

@@ -16,9 +16,7 @@ struct FwdTf32 {
   }
 };
 
-constexpr bool belongs(const Key& k) {
-  return k.pass == Pass::kFwd && k.arch == Arch::kSm80 && k.dtype == DType::kF32;
-}
+constexpr bool belongs(const Key& k) { return k.pass == Pass::kFwd && k.arch == Arch::kSm80 && k.dtype == DType::kF32; }
 
 const RegisterRows<belongs, FwdTf32> kRegistered;
 

@@ -1,4 +1,5 @@
-// What the kernels of this folder share: their types, which tile a CTA works on, how tiles leave registers, and the launch.
+// What the kernels of this folder share: their types, which tile a CTA works on, how tiles leave registers, and the
+// launch.
 #pragma once
 
 #include "../attn/launch.cuh"
@@ -20,7 +21,8 @@ struct Traits {
                                                           : bwd_shared_bytes(Math::kProduct, kHeadDim, kCompact);
   static constexpr bool kCanAddDq = Math::kProduct == Product::kTf32x3;
   // Numbers per lane: rows, columns of a score tile, columns of an output tile.
-  static constexpr int kR = kWarpRows / Math::kLaneRows, kS = kBlockN / Math::kLaneCols, kO = kHeadDim / Math::kLaneCols;
+  static constexpr int kR = kWarpRows / Math::kLaneRows, kS = kBlockN / Math::kLaneCols,
+                       kO = kHeadDim / Math::kLaneCols;
 
   __device__ static int warp() { return threadIdx.x / 32; }
   __device__ static float* warp_scratch(float* scratch) {
@@ -28,8 +30,8 @@ struct Traits {
   }
 };
 
-// blockIdx.x counts blocks of one head, then heads, then sequences: CTAs that run together share a head's K and V in L2, and
-// no grid dimension but x (2^31 - 1) is needed.
+// blockIdx.x counts blocks of one head, then heads, then sequences: CTAs that run together share a head's K and V in
+// L2, and no grid dimension but x (2^31 - 1) is needed.
 struct WorkTile {
   int block, head, batch_index;
 

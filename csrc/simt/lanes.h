@@ -1,13 +1,13 @@
-// Which numbers of a warp's tile lie in which lane, for the two kinds of product. Score tiles are the result of the first
-// product and the left operand of the second; output tiles are the result of the second.
+// Which numbers of a warp's tile lie in which lane, for the two kinds of product. Score tiles are the result of the
+// first product and the left operand of the second; output tiles are the result of the second.
 #pragma once
 
 #include "../attn/host_device.h"
 
 namespace flash::simt {
 
-// FMA: 4 x 8 lanes own interleaved rows and columns. Row bits are lane bits 0 and 4: neighbouring lanes then read the same 16
-// bytes of the column operand, and half a warp reads 8 different ones, which is one pass over the banks.
+// FMA: 4 x 8 lanes own interleaved rows and columns. Row bits are lane bits 0 and 4: neighbouring lanes then read the
+// same 16 bytes of the column operand, and half a warp reads 8 different ones, which is one pass over the banks.
 struct FmaLanes {
   static constexpr int kLaneRows = 4, kLaneCols = 8;
   static constexpr int kFirstColBit = 2, kLastColBit = 8;  // lanes that differ in these bits only share a row

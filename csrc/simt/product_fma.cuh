@@ -1,5 +1,5 @@
-// A warp's matrix products with fp32 FMA: every lane adds up outer products of what it reads from shared memory, 16 bytes at
-// a time.
+// A warp's matrix products with fp32 FMA: every lane adds up outer products of what it reads from shared memory, 16
+// bytes at a time.
 #pragma once
 
 #include "lanes.h"

@@ -1,7 +1,7 @@
 // A warp's matrix products on tensor cores with the accuracy of fp32: x = high + low, both TF32, and
 // x * y = low * high + high * low + high * high. Only mma.sync m16n8k8 (sm_80 and newer) is used.
-// The order of the summed index is free as long as both operands agree; it is chosen so that every lane reads 16 bytes at a
-// time and the probabilities go from one product to the next without leaving their registers.
+// The order of the summed index is free as long as both operands agree; it is chosen so that every lane reads 16 bytes
+// at a time and the probabilities go from one product to the next without leaving their registers.
 #pragma once
 
 #include "product_fma.cuh"
@@ -19,13 +19,13 @@ struct Tf32x3 : ThisLane<MmaLanes> {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
-        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-          "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
+        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
+          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
 #endif
   }
 
-  // kCount numbers of an operand as high + low. High is rounded to nearest, so that low has either sign and low * low, which
-  // is left out, is 0 on average. The tensor core ignores the 13 lowest bits, so high need not be masked.
+  // kCount numbers of an operand as high + low. High is rounded to nearest, so that low has either sign and low * low,
+  // which is left out, is 0 on average. The tensor core ignores the 13 lowest bits, so high need not be masked.
   template <int kCount>
   struct Operand {
     float high[kCount], low[kCount];
@@ -63,8 +63,9 @@ struct Tf32x3 : ThisLane<MmaLanes> {
       for (int c = 0; c < kC; c++) acc[r][c] += sum[r][c];
   }
 
-  // acc[m][n] += sum over k of a[m][k] * b[n][k]. Of 32 k, lane q reads 8q ... 8q + 7: 16-byte pieces 2q and 2q + 1 of a row.
-  // Two rows (g, g + 1) are read together, and rows are 4 floats out of step, so 8 lanes hit 8 different bank groups.
+  // acc[m][n] += sum over k of a[m][k] * b[n][k]. Of 32 k, lane q reads 8q ... 8q + 7: 16-byte pieces 2q and 2q + 1 of
+  // a row. Two rows (g, g + 1) are read together, and rows are 4 floats out of step, so 8 lanes hit 8 different bank
+  // groups.
   template <int kStride, int kR, int kC>
   __device__ static void scores(float (&acc)[kR][kC], const float* a, const float* b, int depth) {
     a += lane_row() * kStride + 8 * lane_col();
@@ -94,8 +95,8 @@ struct Tf32x3 : ThisLane<MmaLanes> {
     }
   }
 
-  // acc[m][d] += sum over n of p[m][n] * b[n][d]. Columns 2q, 2q + 1 of p are slots q and q + 4 of the summed index, which is
-  // where mma wants its left operand.
+  // acc[m][d] += sum over n of p[m][n] * b[n][d]. Columns 2q, 2q + 1 of p are slots q and q + 4 of the summed index,
+  // which is where mma wants its left operand.
   template <int kStride, int kR, int kC, int kP>
   __device__ static void accumulate(float (&acc)[kR][kC], const float (&p)[kR][kP], const float* b, float*) {
     A a[kR / 2][kP / 2];
@@ -124,14 +125,15 @@ struct Tf32x3 : ThisLane<MmaLanes> {
     a += lane_row() * kAStride + 2 * lane_col();
 #pragma unroll
     for (int k = 0; k < kDepth; k += 8) {
-      const float2 top = *reinterpret_cast<const float2*>(a + k), bottom = *reinterpret_cast<const float2*>(a + 8 * kAStride + k);
+      const float2 top = *reinterpret_cast<const float2*>(a + k),
+                   bottom = *reinterpret_cast<const float2*>(a + 8 * kAStride + k);
       row_of_products<kStride>(sum, A(top.x, bottom.x, top.y, bottom.y), b + k * kStride);
     }
   }
 
  private:
-  // sum (16, 4 * kCols) += a (16, 8) * b (8, 4 * kCols). The lanes' reads of rows 2q, columns g of b fall into 32 different
-  // banks.
+  // sum (16, 4 * kCols) += a (16, 8) * b (8, 4 * kCols). The lanes' reads of rows 2q, columns g of b fall into 32
+  // different banks.
   template <int kStride, int kCols>
   __device__ static void row_of_products(float (*sum)[kCols], const A& a, const float* b) {
     b += 2 * lane_col() * kStride + lane_row();

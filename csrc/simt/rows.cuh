@@ -1,5 +1,5 @@
-// Rows of one sequence and head in global memory, in any dtype and with any stride: fp32 in shared memory and registers.
-// The dtype is a run-time matter: only loads and stores know it, everything between is fp32.
+// Rows of one sequence and head in global memory, in any dtype and with any stride: fp32 in shared memory and
+// registers. The dtype is a run-time matter: only loads and stores know it, everything between is fp32.
 #pragma once
 
 #include <type_traits>
@@ -17,8 +17,8 @@ struct Rows {
   DType dtype;
   bool by_four;  // four elements at a time are aligned, and cols is a multiple of four
 
-  __device__ static Rows of(const Strided& t, const AttnParams& p, int batch_index, int64_t first_row, int rows, int head,
-                            int cols) {
+  __device__ static Rows of(const Strided& t, const AttnParams& p, int batch_index, int64_t first_row, int rows,
+                            int head, int cols) {
     const int bytes = p.dtype == DType::kF32 ? 4 : 2;
     char* ptr = static_cast<char*>(t.ptr) + offset_of(t, batch_index, first_row, 0, head) * bytes;
     const bool by_four = reinterpret_cast<uintptr_t>(ptr) % (4 * bytes) == 0 && t.row % 4 == 0 && cols % 4 == 0;
@@ -30,7 +30,8 @@ struct Rows {
 __device__ __forceinline__ void copy_16(float* shared, const void* global, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const uint32_t address = uint32_t(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
 #else
   *reinterpret_cast<float4*>(shared) = valid ? *static_cast<const float4*>(global) : float4{0.f, 0.f, 0.f, 0.f};
 #endif
@@ -40,7 +41,8 @@ __device__ __forceinline__ void copy_16(float* shared, const void* global, bool 
 __device__ __forceinline__ void copy_4(float* shared, const float* global, bool valid) {
 #if __CUDA_ARCH__ >= 800
   const uint32_t address = uint32_t(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid ? 4 : 0) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid ? 4 : 0)
+               : "memory");
 #else
   *shared = valid ? *global : 0.f;
 #endif
@@ -114,8 +116,9 @@ __device__ __forceinline__ void store(const Rows& dst, int row, int col, const f
   }
 }
 
-// Rows row0 ... row0 + kRows - 1 into a tile (kRows, kHeadDim) of shared memory; what lies beyond the sequence or beyond
-// head_dim becomes 0, so that NaN there cannot come back as 0 * NaN. Complete after wait_for_copies and __syncthreads.
+// Rows row0 ... row0 + kRows - 1 into a tile (kRows, kHeadDim) of shared memory; what lies beyond the sequence or
+// beyond head_dim becomes 0, so that NaN there cannot come back as 0 * NaN. Complete after wait_for_copies and
+// __syncthreads.
 template <int kRows, int kHeadDim, int kThreads>
 __device__ __forceinline__ void load_tile(float* tile, const Rows& src, int row0) {
   constexpr int kVectors = kHeadDim / 4, kRowsAtOnce = kThreads / kVectors;

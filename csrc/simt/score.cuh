@@ -1,6 +1,6 @@
-// What happens to a warp's tile of q.k products before the softmax: scale, softcap, ALiBi, bias, mask; and dropout after it.
-// The options are switched at run time, one uniform branch per option and tile. Tiles have queries as rows (forward, dq) or
-// keys as rows (dk and dv).
+// What happens to a warp's tile of q.k products before the softmax: scale, softcap, ALiBi, bias, mask; and dropout
+// after it. The options are switched at run time, one uniform branch per option and tile. Tiles have queries as rows
+// (forward, dq) or keys as rows (dk and dv).
 #pragma once
 
 #include "../attn/dropout.h"
@@ -57,8 +57,8 @@ __device__ __forceinline__ void for_row(float (&x)[kC], const At& at, int r, F&&
   for (int c = 0; c < kC; c++) x[c] = f(x[c], at.i(r, c), at.j(r, c));
 }
 
-// q.k products become scores in natural units; masked ones -inf. The branches stand inside the loop over rows so that the
-// compiler works on one row at a time: a whole tile at once would need more registers than there are.
+// q.k products become scores in natural units; masked ones -inf. The branches stand inside the loop over rows so that
+// the compiler works on one row at a time: a whole tile at once would need more registers than there are.
 template <class Math, bool kRowsAreKeys, int kR, int kC>
 __device__ __forceinline__ void to_scores(float (&x)[kR][kC], const Head& head, const Place<Math, kRowsAreKeys>& at,
                                           bool masked) {
@@ -73,8 +73,7 @@ __device__ __forceinline__ void to_scores(float (&x)[kR][kC], const Head& head, 
       if (mod.alibi_slope != 0.f)
         for_row(x[r], at, r,
                 [&](float s, int i, int j) { return s - mod.alibi_slope * float(abs(head.band.diagonal(i) - j)); });
-      if (head.p.bias.ptr != nullptr)
-        for_row(x[r], at, r, [&](float s, int i, int j) { return s + head.bias(i, j); });
+      if (head.p.bias.ptr != nullptr) for_row(x[r], at, r, [&](float s, int i, int j) { return s + head.bias(i, j); });
     }
   }
   if (masked) {
@@ -90,7 +89,8 @@ __device__ __forceinline__ void to_scores(float (&x)[kR][kC], const Head& head, 
   }
 }
 
-// Which numbers of row r of the tile dropout keeps: bit c. The loop stays a loop: unrolled, it would be most of the kernel.
+// Which numbers of row r of the tile dropout keeps: bit c. The loop stays a loop: unrolled, it would be most of the
+// kernel.
 template <class Math, bool kRowsAreKeys, int kC>
 __device__ __forceinline__ uint32_t kept_bits(const Head& head, const Place<Math, kRowsAreKeys>& at, int r) {
   // The columns that a lane owns of 32 keys share one octet of attn/dropout.h.

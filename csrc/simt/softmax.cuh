@@ -42,8 +42,8 @@ struct OnlineSoftmax {
     }
   }
 
-  // Adds exp(sink) to the denominator, as if it were one more key with a value of 0. Returns what acc_o is multiplied by so
-  // that it becomes the result; row_max and row_sum give the LSE afterwards.
+  // Adds exp(sink) to the denominator, as if it were one more key with a value of 0. Returns what acc_o is multiplied
+  // by so that it becomes the result; row_max and row_sum give the LSE afterwards.
   __device__ float finish(int r, const float* sink) {
     row_sum[r] = reduce_row<Math>(row_sum[r], [](float a, float b) { return a + b; });
     float scale = 1.f;

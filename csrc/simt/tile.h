@@ -9,8 +9,8 @@ namespace flash::simt {
 // How a warp multiplies: fp32 FMA (any GPU), or three TF32 tensor-core products per fp32 product (sm_80 and newer).
 enum class Product : uint8_t { kFma, kTf32x3 };
 
-// A CTA keeps kBlockM = warps * warp_rows rows in shared memory (queries, or keys in the kernel for dk and dv) and streams
-// the other side past them, block_n rows at a time. A warp owns warp_rows whole rows of each score tile.
+// A CTA keeps kBlockM = warps * warp_rows rows in shared memory (queries, or keys in the kernel for dk and dv) and
+// streams the other side past them, block_n rows at a time. A warp owns warp_rows whole rows of each score tile.
 struct Tile {
   int warps;
   int warp_rows;  // FMA: a multiple of 4, TF32: of 16
@@ -21,14 +21,16 @@ struct Tile {
   constexpr int threads() const { return 32 * warps; }
 };
 
-// kCompact fits the 64 KiB of shared memory that sm_75 has (99 KiB on sm_86, sm_89, sm_120); the others want 227 KiB or less.
+// kCompact fits the 64 KiB of shared memory that sm_75 has (99 KiB on sm_86, sm_89, sm_120); the others want 227 KiB or
+// less.
 constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
 #ifdef FLASH_TUNE_WARPS  // bench.tune builds one row with other numbers
   return {FLASH_TUNE_WARPS, FLASH_TUNE_WARP_ROWS, FLASH_TUNE_BLOCK_N, FLASH_TUNE_MIN_CTAS};
 #endif
   const bool fwd = pass == Pass::kFwd;
   if (product == Product::kTf32x3) {
-    // 16 rows are one mma tile; the accumulators of 16 rows take head_dim / 2 registers per thread (twice that in dk, dv).
+    // 16 rows are one mma tile; the accumulators of 16 rows take head_dim / 2 registers per thread (twice that in dk,
+    // dv).
     if (fwd) return head_dim == 64 ? Tile{4, 32, 32, 2} : Tile{4, 16, 64, 2};
     return head_dim == 64 ? Tile{4, 16, 32, 3} : Tile{4, 16, 32, 2};
   }
@@ -43,12 +45,12 @@ constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
   return head_dim == 64 ? Tile{4, 16, 64, 2} : head_dim == 128 ? Tile{4, 16, 32, 2} : Tile{4, 8, 32, 1};
 }
 
-// Rows of a tile in shared memory are 4 floats longer than they need be: 8 lanes that read 16 bytes of 8 consecutive rows
-// then hit 32 different banks.
+// Rows of a tile in shared memory are 4 floats longer than they need be: 8 lanes that read 16 bytes of 8 consecutive
+// rows then hit 32 different banks.
 FLASH_HD constexpr int tile_stride(int head_dim) { return head_dim + 4; }
 
-// FMA warps exchange their probabilities through shared memory (TF32 warps do not). 8 more floats per row spread the rows
-// that are written together over the banks.
+// FMA warps exchange their probabilities through shared memory (TF32 warps do not). 8 more floats per row spread the
+// rows that are written together over the banks.
 FLASH_HD constexpr int scratch_stride(int block_n) { return block_n + 8; }
 
 constexpr int scratch_floats(Product product, const Tile& t) {
@@ -65,7 +67,8 @@ constexpr int fwd_shared_bytes(Product product, int head_dim, bool compact) {
 constexpr int bwd_shared_bytes(Product product, int head_dim, bool compact) {
   const Tile t = tile_of(Pass::kBwd, product, head_dim, compact);
   const int ds_floats = product == Product::kTf32x3 ? t.block_n * (t.block_m() + 8) : 0;
-  return 4 * (2 * (t.block_m() + t.block_n) * tile_stride(head_dim) + 2 * t.block_n + scratch_floats(product, t) + ds_floats);
+  return 4 * (2 * (t.block_m() + t.block_n) * tile_stride(head_dim) + 2 * t.block_n + scratch_floats(product, t) +
+              ds_floats);
 }
 
 }  // namespace flash::simt

@@ -1,5 +1,5 @@
-// simt/tile.h, simt/lanes.h and simt/bias_work.h: every tile fits its GPU, every number of a tile has one lane, shared memory
-// is read without bank conflicts, and every part of a bias gradient is added once.
+// simt/tile.h, simt/lanes.h and simt/bias_work.h: every tile fits its GPU, every number of a tile has one lane, shared
+// memory is read without bank conflicts, and every part of a bias gradient is added once.
 #include <set>
 #include <utility>
 #include <vector>
@@ -60,8 +60,7 @@ void test_row_lanes() {
   int bits = 0;
   for (int bit = Lanes::kFirstColBit; bit <= Lanes::kLastColBit; bit *= 2) bits |= bit;
   for (int a = 0; a < 32; a++)
-    for (int b = 0; b < 32; b++)
-      EXPECT((Lanes::row(a, 0) == Lanes::row(b, 0)) == (((a ^ b) & ~bits) == 0), a, " ", b);
+    for (int b = 0; b < 32; b++) EXPECT((Lanes::row(a, 0) == Lanes::row(b, 0)) == (((a ^ b) & ~bits) == 0), a, " ", b);
 }
 
 // Lanes that read at once: 8 for 16 bytes, 32 for 4 bytes. Different words must lie in different banks.
@@ -86,7 +85,8 @@ void test_banks() {
     EXPECT(free_of_conflicts(16, 4, [&](int l) { return F::out_col(l, 0); }), "FMA, right operand of accumulate");
     using M = MmaLanes;
     EXPECT(free_of_conflicts(8, 4, [&](int l) { return M::lane_row(l) * stride + 8 * M::lane_col(l); }), "mma, scores");
-    EXPECT(free_of_conflicts(32, 1, [&](int l) { return 2 * M::lane_col(l) * stride + M::lane_row(l); }), "mma, accumulate");
+    EXPECT(free_of_conflicts(32, 1, [&](int l) { return 2 * M::lane_col(l) * stride + M::lane_row(l); }),
+           "mma, accumulate");
   }
   for (int block_n : {8, 16, 32, 64}) {
     const int stride = scratch_stride(block_n);
