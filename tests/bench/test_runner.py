@@ -101,7 +101,7 @@ def test_unknown_names_are_refused(capsys):
 
 def test_unsupported_libraries_say_so():
     inputs = None
-    with pytest.raises(libraries.Unsupported, match="fp8"):
+    with pytest.raises(libraries.Unsupported, match="16 or 32 bit"):
         libraries.prepare("standard", replace(TINY, dtype="e4m3"), inputs)
     with pytest.raises(libraries.Unsupported):
         libraries.prepare("efficient", replace(TINY, window_size=(4, 0)), inputs)
