@@ -42,6 +42,7 @@ constexpr int kLanes = 4, kRows = 2;
 std::vector<const TileOps*> usable_tile_ops() {
   std::vector<const TileOps*> usable;
 #if defined(__x86_64__)
+  __builtin_cpu_init();
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq"))
     usable.push_back(&avx512::kOps);
