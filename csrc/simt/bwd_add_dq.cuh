@@ -7,19 +7,15 @@
 
 namespace flash::simt {
 
-// dS of the CTA's keys and one block of queries, (kBlockN queries, kBlockM keys) in shared memory.
+// sdS: (kBlockN queries, kBlockM keys), from the transposed tiles of all warps.
 template <class T>
-struct SharedDs {
-  // Rows 8 floats out of step: the right fragments of 4 rows are read at once.
-  static constexpr int kStride = T::kBlockM + 8, kFloats = T::kBlockN * kStride;
-
-  __device__ static void write(float* sdS, const float (&ds)[T::kR][T::kS], int warp_row) {
+__device__ __forceinline__ void share_ds(float* sdS, const float (&ds)[T::kR][T::kS], int warp_row) {
+  constexpr int kStride = ds_stride(T::kBlockM);
 #pragma unroll
-    for (int r = 0; r < T::kR; r++)
+  for (int r = 0; r < T::kR; r++)
 #pragma unroll
-      for (int c = 0; c < T::kS; c++) sdS[T::Math::score_col(c) * kStride + warp_row + T::Math::row(r)] = ds[r][c];
-  }
-};
+    for (int c = 0; c < T::kS; c++) sdS[T::Math::score_col(c) * kStride + warp_row + T::Math::row(r)] = ds[r][c];
+}
 
 // Adds dS k * scale to rows m0 ... m0 + kBlockN - 1 of dq. A warp owns 16 of the rows, and a share of the columns.
 template <class T>
@@ -27,14 +23,13 @@ __device__ __forceinline__ void add_dq(const Rows& dq, const float* sdS, const f
   using Math = typename T::Math;
   constexpr int kRowGroups = T::kBlockN / 16, kColGroups = T::kTile.warps / kRowGroups,
                 kCols = T::kHeadDim / kColGroups;
-  constexpr int kAtOnce = min_of(Math::template kAtOnce<2>, kCols / 4);
+  constexpr int kStride = ds_stride(T::kBlockM), kAtOnce = min_of(Math::template kAtOnce<2>, kCols / 4);
   static_assert(kRowGroups * kColGroups == T::kTile.warps && kCols % (4 * kAtOnce) == 0);
   const int row0 = T::warp() % kRowGroups * 16, first_col = T::warp() / kRowGroups * kCols;
 #pragma unroll
   for (int col0 = first_col, i = 0; i < kCols; col0 += 4 * kAtOnce, i += 4 * kAtOnce) {
     float sum[2][kAtOnce] = {};
-    Math::template product<T::kBlockM, SharedDs<T>::kStride, T::kStride>(sum, sdS + row0 * SharedDs<T>::kStride,
-                                                                         sK + col0);
+    Math::template product<T::kBlockM, kStride, T::kStride>(sum, sdS + row0 * kStride, sK + col0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int row = m0 + row0 + Math::row(r);

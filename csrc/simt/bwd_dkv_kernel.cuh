@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dkv_simt_kernel(
     to_gradients<true>(acc_s, acc_dp, head, Place<Math, true>{n0 + warp_row, m0}, walk.blocks.needs_mask(m_block),
                        read_stats<T>(sLse, sDelta));
     if constexpr (T::kCanAddDq)
-      if (!p.deterministic) SharedDs<T>::write(sdS, acc_dp, warp_row);
+      if (!p.deterministic) share_ds<T>(sdS, acc_dp, warp_row);
     Math::template accumulate<T::kStride>(acc_dk, acc_dp, sQ, scratch);
 
     __syncthreads();  // every warp is done with Q, and dS is complete

@@ -29,7 +29,7 @@ struct Tf32x3 : ThisLane<MmaLanes> {
   template <int kCount>
   struct Operand {
     float high[kCount], low[kCount];
-    __device__ Operand() {}
+    __device__ Operand() {}  // not yet known
     template <class... Floats>
     __device__ explicit Operand(Floats... floats) {
       const float x[kCount] = {floats...};
@@ -53,14 +53,14 @@ struct Tf32x3 : ThisLane<MmaLanes> {
 
   __device__ static float get(const float4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }
 
-  // The tensor core truncates its sums, which over many products would add up: a few are summed from 0, then added with
-  // rounding.
-  template <int kR, int kC>
-  __device__ static void add(float (&acc)[kR][kC], const float (&sum)[kR][kC]) {
+  // Adds sum to columns c0 ... of acc. The tensor core truncates its sums, which over thousands of products would add
+  // up: a few are summed from 0, then added with rounding.
+  template <int kR, int kC, int kCols>
+  __device__ static void add(float (&acc)[kR][kC], const float (&sum)[kR][kCols], int c0) {
 #pragma unroll
     for (int r = 0; r < kR; r++)
 #pragma unroll
-      for (int c = 0; c < kC; c++) acc[r][c] += sum[r][c];
+      for (int c = 0; c < kCols; c++) acc[r][c0 + c] += sum[r][c];
   }
 
   // acc[m][n] += sum over k of a[m][k] * b[n][k]. Of 32 k, lane q reads 8q ... 8q + 7: 16-byte pieces 2q and 2q + 1 of
@@ -91,7 +91,7 @@ struct Tf32x3 : ThisLane<MmaLanes> {
           }
         }
       }
-      add(acc, sum);
+      add(acc, sum, 0);
     }
   }
 
@@ -112,10 +112,7 @@ struct Tf32x3 : ThisLane<MmaLanes> {
       for (int n = 0; n < kP; n += 2)
 #pragma unroll
         for (int r = 0; r < kR; r += 2) row_of_products<kStride>(&sum[r], a[r / 2][n / 2], b + 4 * (n * kStride + c0));
-#pragma unroll
-      for (int r = 0; r < kR; r++)
-#pragma unroll
-        for (int c = 0; c < kCols; c++) acc[r][c0 + c] += sum[r][c];
+      add(acc, sum, c0);
     }
   }
 

@@ -21,27 +21,29 @@ struct Tile {
   constexpr int threads() const { return 32 * warps; }
 };
 
-// kCompact fits the 64 KiB of shared memory that sm_75 has (99 KiB on sm_86, sm_89, sm_120); the others want 227 KiB or
-// less.
+// compact: fits the 64 KiB of shared memory that sm_75 has (99 KiB on sm_86, sm_89, sm_120). The other FMA tiles need
+// up to 227 KiB, the TF32 tiles up to 163 KiB. The numbers are the fastest of those measured on an H200 at 4096 tokens.
 constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
 #ifdef FLASH_TUNE_WARPS  // bench.tune builds one row with other numbers
   return {FLASH_TUNE_WARPS, FLASH_TUNE_WARP_ROWS, FLASH_TUNE_BLOCK_N, FLASH_TUNE_MIN_CTAS};
 #endif
   const bool fwd = pass == Pass::kFwd;
   if (product == Product::kTf32x3) {
-    // 16 rows are one mma tile; the accumulators of 16 rows take head_dim / 2 registers per thread (twice that in dk,
-    // dv).
+    // Two CTAs per multiprocessor, so that one multiplies while the other waits. At 64, 32 rows per warp halve the
+    // reads and splits of K and V; at 128 their accumulators would spill. Backward holds two accumulators: 16 rows.
     if (fwd) return head_dim == 64 ? Tile{4, 32, 32, 2} : Tile{4, 16, 64, 2};
-    return head_dim == 64 ? Tile{4, 16, 32, 3} : Tile{4, 16, 32, 2};
+    return head_dim == 64 ? Tile{4, 16, 64, 2} : Tile{4, 16, 32, 2};
   }
   if (compact) {
+    // What fits: fewer rows the larger head_dim is.
     if (fwd) return head_dim == 64 ? Tile{4, 16, 32, 2} : head_dim == 128 ? Tile{4, 16, 16, 1} : Tile{4, 8, 8, 1};
     return head_dim == 64 ? Tile{4, 16, 32, 1} : head_dim == 128 ? Tile{4, 8, 16, 1} : Tile{4, 4, 8, 1};
   }
-  // 8 x 8 numbers per thread (warp_rows 32, block_n 64) need one shared load of 16 bytes per 16 FMAs: below that shared
-  // memory is the limit. Two CTAs per multiprocessor hide each other's waits at 64; at 128 one CTA of 8 warps does.
-  if (fwd) return head_dim == 64 ? Tile{4, 32, 64, 2} : head_dim == 128 ? Tile{8, 16, 64, 1} : Tile{4, 16, 32, 1};
-  // Backward keeps two accumulators (dk, dv) and two score tiles: half the rows of the forward.
+  // 4 x 8 numbers per lane need 12 shared reads of 16 bytes for 128 FMAs; 8 x 8 need fewer, but leave too few registers
+  // for a third CTA (64) or for the accumulators (128). At 128, 8 warps share one K and V; at 256 two such CTAs do not
+  // fit.
+  if (fwd) return head_dim == 64 ? Tile{4, 16, 64, 3} : head_dim == 128 ? Tile{8, 16, 64, 1} : Tile{4, 16, 32, 1};
+  // Two accumulators and two score tiles per lane (dk, dv, S, dP).
   return head_dim == 64 ? Tile{4, 16, 64, 2} : head_dim == 128 ? Tile{4, 16, 32, 2} : Tile{4, 8, 32, 1};
 }
 
@@ -53,22 +55,25 @@ FLASH_HD constexpr int tile_stride(int head_dim) { return head_dim + 4; }
 // rows that are written together over the banks.
 FLASH_HD constexpr int scratch_stride(int block_n) { return block_n + 8; }
 
-constexpr int scratch_floats(Product product, const Tile& t) {
-  return product == Product::kFma ? t.block_m() * scratch_stride(t.block_n) : 0;
+// TF32 warps exchange dS (block_n queries, block_m keys) where dq is added up; they read two columns of 4 rows at once.
+FLASH_HD constexpr int ds_stride(int block_m) { return block_m + 8; }
+
+constexpr int scratch_floats(Pass pass, Product product, const Tile& t) {
+  if (product == Product::kFma) return t.block_m() * scratch_stride(t.block_n);
+  return pass == Pass::kFwd ? 0 : t.block_n * ds_stride(t.block_m());
 }
 
 // Forward: sQ, sK, sV, scratch.
 constexpr int fwd_shared_bytes(Product product, int head_dim, bool compact) {
   const Tile t = tile_of(Pass::kFwd, product, head_dim, compact);
-  return 4 * ((t.block_m() + 2 * t.block_n) * tile_stride(head_dim) + scratch_floats(product, t));
+  return 4 * ((t.block_m() + 2 * t.block_n) * tile_stride(head_dim) + scratch_floats(Pass::kFwd, product, t));
 }
 
-// Backward: two resident and two streamed tiles, lse and delta of the streamed rows, and scratch or dS (TF32).
+// Backward: two resident and two streamed tiles, lse and delta of the streamed rows, scratch.
 constexpr int bwd_shared_bytes(Product product, int head_dim, bool compact) {
   const Tile t = tile_of(Pass::kBwd, product, head_dim, compact);
-  const int ds_floats = product == Product::kTf32x3 ? t.block_n * (t.block_m() + 8) : 0;
-  return 4 * (2 * (t.block_m() + t.block_n) * tile_stride(head_dim) + 2 * t.block_n + scratch_floats(product, t) +
-              ds_floats);
+  return 4 * (2 * (t.block_m() + t.block_n) * tile_stride(head_dim) + 2 * t.block_n +
+              scratch_floats(Pass::kBwd, product, t));
 }
 
 }  // namespace flash::simt
