@@ -1,6 +1,6 @@
-// Counter-based dropout: whether entry (row, col) of a head's matrix is kept depends on nothing but the seed, the offset and
-// its position, so that forward, backward and every path drop the same entries.
-// Philox4x32 with 7 rounds: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (7 rounds pass BigCrush).
+// Counter-based dropout: whether entry (row, col) of a head's matrix is kept depends on nothing but the seed, the
+// offset and its position, so that forward, backward and every path drop the same entries. Philox4x32 with 7 rounds:
+// Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (7 rounds pass BigCrush).
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ struct Dropout {
     return {uint64_t(rng_state[0]), uint64_t(rng_state[1]), uint32_t(p * 65536.f + 0.5f), 1.f / (1.f - p)};
   }
 
-  // One call serves eight columns of a row: with q = lane % 4, the columns 32g + 8i + 2q + {0, 1}, i = 0..3. That is what one
-  // thread owns of a row in the accumulator fragment of mma and wgmma. `head` counts batch * num_heads + head.
+  // One call serves eight columns of a row: with q = lane % 4, the columns 32g + 8i + 2q + {0, 1}, i = 0..3. That is
+  // what one thread owns of a row in the accumulator fragment of mma and wgmma. `head` counts batch * num_heads + head.
   FLASH_HD Philox octet(uint32_t head, uint32_t row, uint32_t col) const {
     return Philox::at(seed, row, (col / 32) * 4 + (col / 2) % 4, head, uint32_t(offset));
   }

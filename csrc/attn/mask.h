@@ -24,7 +24,8 @@ struct Band {
   }
   FLASH_HD bool visible(int i, int j) const { return j >= key_begin(i) && j < key_end(i); }
 
-  // The same from the key's side: key j is seen by queries query_begin(j) <= i < query_end(j); none if j does not exist.
+  // The same from the key's side: key j is seen by queries query_begin(j) <= i < query_end(j); none if j does not
+  // exist.
   FLASH_HD int query_begin(int j) const {
     return window_right < 0 ? 0 : max_of(0, j - window_right + seqlen_q - seqlen_k);
   }
@@ -70,8 +71,7 @@ FLASH_HD BlockRange query_blocks(const Band& band, int col0, int cols, int block
   r.begin = lowest / block_m;
   r.end = ceil_div(highest, block_m);
   const int all_from = band.window_right < 0 ? 0 : max_of(0, last - band.window_right + shift);
-  const int all_to =
-      band.window_left < 0 ? band.seqlen_q : min_of(band.seqlen_q, col0 + band.window_left + shift + 1);
+  const int all_to = band.window_left < 0 ? band.seqlen_q : min_of(band.seqlen_q, col0 + band.window_left + shift + 1);
   r.full_begin = ceil_div(all_from, block_m);
   r.full_end = floor_div(all_to, block_m);
   if (col0 + cols > band.seqlen_k) r.full_end = r.full_begin;  // the tile's last keys do not exist: mask everywhere

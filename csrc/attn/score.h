@@ -1,7 +1,7 @@
 // From q.k to the score that enters the softmax, in natural units: scale, softcap, ALiBi, bias, in this order.
 // The general variants use it; plain kernels fold the scale into their exponentials instead.
-// Scores stay in natural units until the maximum is subtracted: finfo.min times log2(e) would overflow to -inf, and a finite
-// bias is not a mask.
+// Scores stay in natural units until the maximum is subtracted: finfo.min times log2(e) would overflow to -inf, and a
+// finite bias is not a mask.
 #pragma once
 
 #include <cmath>
