@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 from build_tools import ninja_build
 from build_tools.shared import build
 
-# Kernels may spill only in these files, each for its reason. Everything else is a hot kernel.
+# The kernels that may spill or serialise, each with its reason: a pattern of "file kernel". All others are hot.
 MAY_SPILL: dict[str, str] = {}
 
 
@@ -41,8 +42,8 @@ class Kernel:
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(\w+)'")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-# C7510 and its like: ptxas waits after every wgmma, because a register of one in flight is touched.
-_ADVICE = re.compile(r"\(C75\d\d\).*|.*wgmma.*serializ.*")
+# C7510 and its like: ptxas waits after every wgmma, because a register of one in flight is touched or none is left.
+_ADVICE = re.compile(r"\((C75\d\d)\).*?function '(\w+)'")
 
 
 def demangle(names: list[str]) -> list[str]:
@@ -74,11 +75,15 @@ def short(name: str) -> str:
         if c == "(" and depth == 0 and not name.startswith("(anonymous", i):
             end = i
             break
-    return re.sub(r"\(anonymous namespace\)::|flash::|^void |\((?:bool|int|flash::\w+)\)", "", name[:end])
+    name = re.sub(r"\(anonymous namespace\)::|flash::|^void |\((?:bool|int|flash::\w+)\)", "", name[:end])
+    return name.replace("> >", ">>")
 
 
-def advice(text: str) -> list[str]:
-    return [match[0].strip() for match in _ADVICE.finditer(text)]
+def serialised(text: str) -> list[tuple[str, str]]:
+    """(kernel, what ptxas says) for each kernel in which it waits after every wgmma."""
+    found = [(match[2], match[1]) for match in _ADVICE.finditer(text)]
+    names = demangle([name for name, _ in found])
+    return [(short(name), advice) for name, (_, advice) in zip(names, found, strict=True)]
 
 
 def logs(folder: Path) -> Iterator[tuple[str, str]]:
@@ -90,14 +95,14 @@ def logs(folder: Path) -> Iterator[tuple[str, str]]:
 def problems(folder: Path) -> list[str]:
     found = []
     for file, text in logs(folder):
-        found += [f"{file}: {line}" for line in advice(text)]
-        if file not in MAY_SPILL:
-            found += [
-                f"{file}: {k.name} ({k.arch}) spills {k.spill_stores} bytes at {k.registers} registers"
-                for k in parse_log(text)
-                if k.spill_stores or k.spill_loads
-            ]
-    return found
+        for name, advice in serialised(text):
+            found.append((f"{file} {name}", advice))
+        for k in parse_log(text):
+            if k.spill_stores or k.spill_loads:
+                found.append(
+                    (f"{file} {k.name}", f"spills {k.spill_stores} bytes at {k.registers} registers ({k.arch})")
+                )
+    return [f"{where}: {what}" for where, what in found if not any(fnmatch(where, pattern) for pattern in MAY_SPILL)]
 
 
 def check() -> int:

@@ -4,7 +4,7 @@ from bench import bench_build
 
 LOG = """
 ptxas info    : 0 bytes gmem
-ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x in function f
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x in the function '_Z1kPf'
 ptxas info    : Compiling entry function '_ZN5flash10fwd_kernelILi128EEEvPf' for 'sm_90a'
 ptxas info    : Function properties for _ZN5flash10fwd_kernelILi128EEEvPf
     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
@@ -34,9 +34,17 @@ def test_spills_and_serialised_wgmma_are_problems(tmp_path):
     (tmp_path / "sm90" / "fwd_sm90.cu.o.log").write_text(LOG)
     found = bench_build.problems(tmp_path)
     assert len(found) == 2
-    assert "C7510" in found[0] and "spills 8 bytes at 168 registers" in found[1]
+    assert found[0] == "sm90/fwd_sm90.cu k: C7510"
+    assert found[1] == "sm90/fwd_sm90.cu fwd_kernel<128>: spills 8 bytes at 168 registers (sm_90a)"
+
+
+def test_kernels_of_the_visible_list_may(tmp_path, monkeypatch):
+    (tmp_path / "sm90").mkdir()
+    (tmp_path / "sm90" / "fwd_sm90.cu.o.log").write_text(LOG)
+    monkeypatch.setattr(bench_build, "MAY_SPILL", {"sm90/fwd_sm90.cu fwd_kernel<*>": "a test"})
+    assert bench_build.problems(tmp_path) == ["sm90/fwd_sm90.cu k: C7510"]
 
 
 def test_names_are_short():
     name = "void flash::(anonymous namespace)::fwd_kernel<flash::Traits<(flash::DType)2, 128> >(flash::FwdParams)"
-    assert bench_build.short(name) == "fwd_kernel<Traits<2, 128> >"
+    assert bench_build.short(name) == "fwd_kernel<Traits<2, 128>>"
