@@ -65,8 +65,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dkv_simt_kernel(
 
   const Rows k = Rows::of(p.k, p, work.batch_index, seq.k0, seq.seqlen_k, work.head, p.head_dim);
   const Rows v = Rows::of(p.v, p, work.batch_index, seq.k0, seq.seqlen_k, work.head, p.head_dim_v);
-  const Rows dk = Rows::of(p.dk, p, work.batch_index, seq.k0, rows_in_memory, work.head, p.head_dim);
-  const Rows dv = Rows::of(p.dv, p, work.batch_index, seq.k0, rows_in_memory, work.head, p.head_dim_v);
 
   const int warp_row = T::warp() * T::kWarpRows;
   const QueryWalk walk{query_blocks(Band::of(p, seq), n0, T::kBlockM, T::kBlockN), work.head * group, group};
@@ -111,6 +109,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) bwd_dkv_simt_kernel(
                   p.softmax_scale);
   }
 
+  const Rows dk = Rows::of(p.dk, p, work.batch_index, seq.k0, rows_in_memory, work.head, p.head_dim);
+  const Rows dv = Rows::of(p.dv, p, work.batch_index, seq.k0, rows_in_memory, work.head, p.head_dim_v);
   float scale[T::kR];
 #pragma unroll
   for (float& x : scale) x = p.softmax_scale;
