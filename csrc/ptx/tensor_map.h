@@ -53,6 +53,8 @@ inline CUtensorMap tensor_map(const Strided& t, const TensorShape& shape, DType 
   constexpr int kBytes = 2;
   FLASH_CHECK_ARG(tma_can_read(t, kBytes), name, " needs a 16-byte aligned address and strides in multiples of ",
                   16 / kBytes, " elements for the copy engine, got strides (", t.batch, ", ", t.row, ", ", t.head, ")");
+  FLASH_CHECK_ARG(t.row != 0 || shape.rows <= 1, name,
+                  " must not be expanded along its rows: the copy engine needs a row stride other than 0");
   const int64_t strides[3] = {t.row, t.head, t.batch};
   const int64_t sizes[3] = {shape.rows, shape.heads, shape.batch};
   cuuint64_t dims[4] = {cuuint64_t(shape.columns), 1, 1, 1};
