@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .call import canonical, check_call, dequantise, is_float8
 from .dispatch import Choice
-from .ops import _C, NO_EXTRAS, Attention, Plan, autocast_dtype, cast_for_autocast, current_path, remember
+from .ops import _C, NO_EXTRAS, Plan, attend, autocast_dtype, cast_for_autocast, current_path, remember
 
 _plans: dict[tuple, Plan] = {}  # calls that were checked before
 
@@ -140,7 +140,7 @@ def flash_attn_varlen_func(
     Args:
         q: (total_q, num_heads, head_dim); k: (total_k, num_heads_kv, head_dim); v: (total_k, num_heads_kv, head_dim_v).
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device, from 0, not decreasing: where each sequence
-            begins. Rows past the last entry belong to none; they are not read.
+            begins. Rows past the last entry belong to none: they are not read, and not written in out and lse.
         max_seqlen_q, max_seqlen_k: rows of the longest sequence.
         seqused_k: (batch,) int32: how many keys of each sequence exist; None: all.
         attn_bias: broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k), counted from each sequence's start.
@@ -370,7 +370,7 @@ def _attend(
         remember(_plans, (signature, scalars), plan)
     extras = canonical(q, extras, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
     if signature[-1]:
-        return Attention.apply(plan, q, k, v, *(extras if plan.has_extras else ()))
+        return attend(plan, q, k, v, *(extras if plan.has_extras else ()))
     return plan.forward(q, k, v, extras)
 
 

@@ -109,7 +109,7 @@ class Plan:
         self.no_queries = math.prod(q.shape[:-1]) == 0 or seqlen_q == 0
         self.no_keys = math.prod(k.shape[:-1]) == 0 or seqlen_k == 0
 
-        # The Hopper copy engine wants rows of 16-byte multiples: a call that has them is copied where its strides have not.
+        # The Hopper copy engine wants everything in multiples of 16 bytes: rows must have them, strides get them by a copy.
         fits = all(t.shape[-1] * t.element_size() % 16 == 0 for t in (q, v))
         general = s.softcap != 0 or s.dropout_p != 0 or any(extra is not None for extra in extras[3:6])
         self.call = Call(
@@ -361,7 +361,7 @@ def remember(plans: dict, key: tuple, plan: Plan) -> None:
 
 
 class Attention(torch.autograd.Function):
-    """The eager way: apply(plan, q, k, v, *extras) -> (out, lse); no extras at all where they are all None."""
+    """The eager way: attend(plan, q, k, v, *extras) -> (out, lse); no extras at all where they are all None."""
 
     @staticmethod
     def forward(ctx, plan: Plan, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor | None):
@@ -387,6 +387,10 @@ class Attention(torch.autograd.Function):
         grads = (*grads, None, None, None, None, dbias, dsinks, None) if extras else grads
         return _once_only(grads) if torch.is_grad_enabled() else grads
 
+
+# Function.apply without its look for functorch's transforms, which in some versions of torch takes longer than a launch.
+# Calls inside a transform never come here: their signature is empty.
+attend = super(torch.autograd.Function, Attention).apply
 
 _TWICE = (
     "attention cannot be differentiated twice: its gradients were made with create_graph=True and then used in a loss"
