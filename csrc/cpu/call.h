@@ -30,7 +30,7 @@ inline void check(const AttnParams& p, int threads) {
 }
 
 // Starting a thread costs about as much as this many multiply-adds.
-inline constexpr double kWorkPerThread = 1e6;
+inline constexpr double kWorkPerThread = 4e6;
 
 inline int workers_for(const AttnParams& p, int64_t tasks, int threads) {
   const double work = double(p.batch) * p.num_heads * p.seqlen_q * p.seqlen_k * (p.head_dim + p.head_dim_v);
