@@ -109,7 +109,7 @@ class Plan:
         self.no_queries = math.prod(q.shape[:-1]) == 0 or seqlen_q == 0
         self.no_keys = math.prod(k.shape[:-1]) == 0 or seqlen_k == 0
 
-        # The Hopper copy engine wants everything in multiples of 16 bytes: rows must have them, strides get them by a copy.
+        # The Hopper copy engine wants multiples of 16 bytes: rows must have them, strides get them by a copy.
         fits = all(t.shape[-1] * t.element_size() % 16 == 0 for t in (q, v))
         general = s.softcap != 0 or s.dropout_p != 0 or any(extra is not None for extra in extras[3:6])
         self.call = Call(
@@ -388,7 +388,7 @@ class Attention(torch.autograd.Function):
         return _once_only(grads) if torch.is_grad_enabled() else grads
 
 
-# Function.apply without its look for functorch's transforms, which in some versions of torch takes longer than a launch.
+# Function.apply without its look for functorch's transforms, which in some versions of torch takes as long as a launch.
 # Calls inside a transform never come here: their signature is empty.
 attend = super(torch.autograd.Function, Attention).apply
 
