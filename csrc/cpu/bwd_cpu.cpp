@@ -79,17 +79,16 @@ void prepare_queries(const BwdParams& p, int batch_index, int head, int m_block,
   const BlockRange keys = key_blocks(Band::of(p, seq), row0, rows, kBlockN);
   dq.next(batch_index, head, m_block) = keys.begin;
   if (keys.count() == 0)  // no task will come by
-    for (int i = 0; i < rows; i++)
-      std::fill_n(static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch_index, seq.q0, row0 + i, head), p.head_dim, T{});
+    for (int i = 0; i < rows; i++) std::fill_n(row_of<T>(p.dq, batch_index, seq.q0, row0 + i, head), p.head_dim, T{});
 
   for (int i = row0; i < row0 + rows; i++) {
-    const T* const out = static_cast<const T*>(p.out.ptr) + offset_of(p.out, batch_index, seq.q0, i, head);
-    const T* const dout = static_cast<const T*>(p.dout.ptr) + offset_of(p.dout, batch_index, seq.q0, i, head);
-    float sum = p.dlse.ptr ? -p.dlse.ptr[offset_of(p.dlse, batch_index, seq.q0, i, head)] : 0.f;
+    const T* const out = row_of<const T>(p.out, batch_index, seq.q0, i, head);
+    const T* const dout = row_of<const T>(p.dout, batch_index, seq.q0, i, head);
+    float sum = p.dlse.ptr ? -*row_of(p.dlse, batch_index, seq.q0, i, head) : 0.f;
     for (int d = 0; d < p.head_dim_v; d++) sum += to_float(dout[d]) * to_float(out[d]);
     // A row without keys has no gradient, whatever arrives for its lse of -inf.
-    const bool no_keys = p.lse.ptr[offset_of(p.lse, batch_index, seq.q0, i, head)] == -kInf;
-    p.delta.ptr[offset_of(p.delta, batch_index, seq.q0, i, head)] = no_keys ? 0.f : sum;
+    const bool no_keys = *row_of(p.lse, batch_index, seq.q0, i, head) == -kInf;
+    *row_of(p.delta, batch_index, seq.q0, i, head) = no_keys ? 0.f : sum;
   }
 }
 
@@ -127,12 +126,11 @@ void bwd_block(const BwdParams& p, int batch_index, int head_kv, int n_block, co
       const Tile sum = dq.from_row(seq.q0 + (p.cu_seqlens_q ? 0 : int64_t(batch_index) * p.seqlen_q) + row0, head);
       ops.matmul(sum, dscores, {t.k, ld_k}, {rows, ld_k, cols}, {p.softmax_scale, true});
       if (n_block + 1 == key_blocks(band, row0, rows, kBlockN).end)  // the last to add
-        store_rows(static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch_index, seq.q0, row0, head), p.dq.row, sum.data,
-                   nullptr, rows, p.head_dim);
+        store_rows(row_of<T>(p.dq, batch_index, seq.q0, row0, head), p.dq.row, sum.data, nullptr, rows, p.head_dim);
     }
   }
-  T* const dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, batch_index, seq.k0, col0, head_kv);
-  T* const dv = static_cast<T*>(p.dv.ptr) + offset_of(p.dv, batch_index, seq.k0, col0, head_kv);
+  T* const dk = row_of<T>(p.dk, batch_index, seq.k0, col0, head_kv);
+  T* const dv = row_of<T>(p.dv, batch_index, seq.k0, col0, head_kv);
   store_rows(dk, p.dk.row, t.dk, nullptr, cols_in_memory, p.head_dim);
   store_rows(dv, p.dv.row, t.dv, nullptr, cols_in_memory, p.head_dim_v);
 }

@@ -44,8 +44,8 @@ struct BwdTiles {
 template <class T>
 void load_keys(const BwdParams& p, const SeqInfo& seq, int batch_index, int head_kv, int n_block, const BwdTiles& t) {
   const int col0 = n_block * kBlockN, cols = min_of(kBlockN, seq.seqlen_k - col0);
-  const T* const k = static_cast<const T*>(p.k.ptr) + offset_of(p.k, batch_index, seq.k0, col0, head_kv);
-  const T* const v = static_cast<const T*>(p.v.ptr) + offset_of(p.v, batch_index, seq.k0, col0, head_kv);
+  const T* const k = row_of<const T>(p.k, batch_index, seq.k0, col0, head_kv);
+  const T* const v = row_of<const T>(p.v, batch_index, seq.k0, col0, head_kv);
   load_rows(t.k, k, p.k.row, cols, p.head_dim);
   load_transposed<kBlockN>(t.k_t, k, p.k.row, cols, p.head_dim);
   load_transposed<kBlockN>(t.v_t, v, p.v.row, cols, p.head_dim_v);
@@ -54,8 +54,8 @@ void load_keys(const BwdParams& p, const SeqInfo& seq, int batch_index, int head
 template <class T>
 void load_queries(const BwdParams& p, const SeqInfo& seq, int batch_index, int head, int m_block, const BwdTiles& t) {
   const int row0 = m_block * kBlockM, rows = min_of(kBlockM, seq.seqlen_q - row0);
-  const T* const q = static_cast<const T*>(p.q.ptr) + offset_of(p.q, batch_index, seq.q0, row0, head);
-  const T* const dout = static_cast<const T*>(p.dout.ptr) + offset_of(p.dout, batch_index, seq.q0, row0, head);
+  const T* const q = row_of<const T>(p.q, batch_index, seq.q0, row0, head);
+  const T* const dout = row_of<const T>(p.dout, batch_index, seq.q0, row0, head);
   load_rows(t.q, q, p.q.row, rows, p.head_dim);
   load_rows(t.dout, dout, p.dout.row, rows, p.head_dim_v);
 }
@@ -78,7 +78,7 @@ void compute_dscores(const BwdParams& p, const SeqInfo& seq, const BwdPlace& at,
   if (needs_mask) mask_scores(band, tile(t.probs), lanes);
 
   // exp(score - inf) is the 0 that a row without keys needs; -inf - -inf would be NaN.
-  const float* const lse = p.lse.ptr + offset_of(p.lse, at.batch_index, seq.q0, row0, at.head);
+  const float* const lse = row_of(p.lse, at.batch_index, seq.q0, row0, at.head);
   for (int i = 0; i < rows; i++) t.lse[i] = lse[i] == -kInf ? kInf : lse[i];
   ops.exp_minus_lse(t.probs, rows, lanes, t.lse);
 
@@ -90,8 +90,7 @@ void compute_dscores(const BwdParams& p, const SeqInfo& seq, const BwdPlace& at,
     apply_dropout(p, at.batch_index, at.head, tile(t.kept));
     apply_dropout(p, at.batch_index, at.head, tile(t.dscores));
   }
-  ops.softmax_backward(t.dscores, t.probs, rows, lanes,
-                       p.delta.ptr + offset_of(p.delta, at.batch_index, seq.q0, row0, at.head));
+  ops.softmax_backward(t.dscores, t.probs, rows, lanes, row_of(p.delta, at.batch_index, seq.q0, row0, at.head));
 }
 
 }  // namespace flash::cpu

@@ -9,6 +9,7 @@
 #include "../attn/seqlen.h"
 #include "../check.h"
 #include "../params.h"
+#include "tile.h"
 
 namespace flash::cpu {
 
@@ -63,8 +64,7 @@ void for_each_gap(int batch, int64_t total, const Segment& segment, const Body& 
 template <class T>
 void clear_rows(const Strided& t, int batch_index, int64_t first_row, int64_t rows, int heads, int dim) {
   for (int64_t row = first_row; row < first_row + rows; row++)
-    for (int head = 0; head < heads; head++)
-      std::fill_n(static_cast<T*>(t.ptr) + offset_of(t, batch_index, row, 0, head), dim, T{});
+    for (int head = 0; head < heads; head++) std::fill_n(row_of<T>(t, batch_index, row, 0, head), dim, T{});
 }
 
 }  // namespace flash::cpu

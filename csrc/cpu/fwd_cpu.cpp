@@ -66,7 +66,7 @@ void fwd_block(const FwdParams& p, int batch_index, int head, int m_block, const
   const int head_kv = head / (p.num_heads / p.num_heads_kv);
   const bool modified = modifies_scores(p);
 
-  const T* const q = static_cast<const T*>(p.q.ptr) + offset_of(p.q, batch_index, seq.q0, row0, head);
+  const T* const q = row_of<const T>(p.q, batch_index, seq.q0, row0, head);
   load_transposed<kBlockM>(t.q, q, p.q.row, rows, p.head_dim);
   begin_softmax(p, head, t);
   std::fill_n(+t.out, rows * ld_v, 0.f);
@@ -74,8 +74,8 @@ void fwd_block(const FwdParams& p, int batch_index, int head, int m_block, const
   const BlockRange blocks = key_blocks(band, row0, rows, kBlockN);
   for (int n_block = blocks.begin; n_block < blocks.end; n_block++) {
     const int col0 = n_block * kBlockN, cols = min_of(kBlockN, seq.seqlen_k - col0);
-    const T* const k = static_cast<const T*>(p.k.ptr) + offset_of(p.k, batch_index, seq.k0, col0, head_kv);
-    const T* const v = static_cast<const T*>(p.v.ptr) + offset_of(p.v, batch_index, seq.k0, col0, head_kv);
+    const T* const k = row_of<const T>(p.k, batch_index, seq.k0, col0, head_kv);
+    const T* const v = row_of<const T>(p.v, batch_index, seq.k0, col0, head_kv);
     load_rows(t.k, k, p.k.row, cols, p.head_dim);
     load_rows(t.v, v, p.v.row, cols, p.head_dim_v);
 
@@ -94,8 +94,8 @@ void fwd_block(const FwdParams& p, int batch_index, int head, int m_block, const
     ops.matmul({t.out, ld_v}, transposed({t.scores, kBlockM}), {t.v, ld_v}, {rows, ld_v, cols}, {1.f, true});
   }
 
-  finish_softmax(t, p.lse.ptr + offset_of(p.lse, batch_index, seq.q0, row0, head), rows);
-  T* const out = static_cast<T*>(p.out.ptr) + offset_of(p.out, batch_index, seq.q0, row0, head);
+  finish_softmax(t, row_of(p.lse, batch_index, seq.q0, row0, head), rows);
+  T* const out = row_of<T>(p.out, batch_index, seq.q0, row0, head);
   store_rows(out, p.out.row, t.out, t.row_sum, rows, p.head_dim_v);
 }
 
@@ -108,8 +108,7 @@ void clear_gaps(const FwdParams& p) {
   };
   for_each_gap(p.batch, p.total_q, segment, [&](int64_t row, int64_t rows) {
     clear_rows<T>(p.out, 0, row, rows, p.num_heads, p.head_dim_v);
-    for (int head = 0; head < p.num_heads; head++)
-      std::fill_n(p.lse.ptr + offset_of(p.lse, 0, row, 0, head), rows, -kInf);
+    for (int head = 0; head < p.num_heads; head++) std::fill_n(row_of(p.lse, 0, row, 0, head), rows, -kInf);
   });
 }
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <new>
 
-#include "../attn/host_device.h"
+#include "../attn/seqlen.h"
 #include "element.h"
 #include "tile_ops.h"
 
@@ -32,6 +32,15 @@ constexpr int padded(int dim) { return round_up(dim, kPad); }
 inline void to_floats(float* floats, const float* x, int count) { std::memcpy(floats, x, count * sizeof(float)); }
 inline void to_floats(float* floats, const Half* x, int count) { tile_ops().half_to_floats(floats, x, count); }
 inline void to_floats(float* floats, const BFloat16* x, int count) { tile_ops().bfloat16_to_floats(floats, x, count); }
+
+// Row `row` of a sequence that begins at `first_row`, in head `head`.
+template <class T>
+T* row_of(const Strided& t, int batch_index, int64_t first_row, int row, int head) {
+  return static_cast<T*>(t.ptr) + offset_of(t, batch_index, first_row, row, head);
+}
+inline float* row_of(const RowStats& t, int batch_index, int64_t first_row, int row, int head) {
+  return t.ptr + offset_of(t, batch_index, first_row, row, head);
+}
 
 // tile (rows, padded(dim)) = rows of the tensor
 template <class T>
