@@ -16,7 +16,10 @@ template <class Traits>
 __device__ __forceinline__ RowResult row_result(float reference, float sum, float scale, const float* sink) {
   const float top = reference * scale;  // log2 units
   const bool empty = !(sum != 0.f);     // a NaN is not empty
-  if (sink == nullptr) return {empty ? 0.f : 1.f / sum, empty ? -CUDART_INF_F : (top + log2f(sum)) * kLn2};
+  const float sum_lse = log2f(sum) * kLn2;
+  // In natural units reference may be so large that its log2 units overflow.
+  if (sink == nullptr)
+    return {empty ? 0.f : 1.f / sum, empty ? -CUDART_INF_F : (Traits::kGeneral ? reference : top * kLn2) + sum_lse};
   // The sink joins the denominator; whichever is larger becomes the reference.
   const float extra = *sink * kLog2e;
   if (empty) return {0.f, *sink};

@@ -2,6 +2,7 @@
 // persistent.
 #pragma once
 
+#include "../ptx/griddep.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "fwd_consumer.cuh"
 #include "fwd_producer.cuh"
@@ -16,6 +17,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(const __grid_c
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler learns that it is uniform
   if (threadIdx.x == 0) smem.init_barriers();
   __syncthreads();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();  // all that was before it may run beside the end of the kernel in front
 
   if (warp < 4) {
     ptx::setmaxnreg_dec<Traits::kTile.producer_registers>();

@@ -84,8 +84,11 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   constexpr int kSharedBytes = FwdSmem<Traits>::kBytes;
   allow_shared_memory(fwd_kernel<Traits>, kSharedBytes);
   const int blocks = int(std::min<int64_t>(multiprocessors(p.device), tiles));
-  fwd_kernel<Traits><<<blocks, Traits::kThreads, kSharedBytes, cuda_stream(stream)>>>(args);
-  check_launch("fwd_sm90");
+  cudaLaunchAttribute overlap;  // with the end of the kernel in front
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  const cudaLaunchConfig_t config{dim3(blocks), dim3(Traits::kThreads), kSharedBytes, cuda_stream(stream), &overlap, 1};
+  FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, fwd_kernel<Traits>, args), "fwd_sm90");
 }
 
 // Rows of the table.

@@ -19,24 +19,34 @@ class FwdProducer {
       ptx::prefetch_tensormap(&args.map_k);
       ptx::prefetch_tensormap(&args.map_v);
     }
+    // One stream of blocks over all tiles, K one block ahead of V: the first K of a tile is loaded before the last V of
+    // the tile before it, and the tile is claimed before that.
     FwdScheduler<Traits> scheduler(args);
     Tile tile = scheduler.first();
-    publish(tile);
+    BlockRange blocks = publish(tile);
+    if (tile.valid()) {
+      load_k(tile, blocks.end - 1);
+      load_q(tile);
+    }
     while (tile.valid()) {
-      const int row0 = tile.m_block * Traits::kBlockM;
-      const BlockRange blocks = tile_blocks(Band::of(args.params, SeqInfo{0, 0, tile.seqlen_q, tile.seqlen_k}), row0,
-                                            Traits::kBlockM, kBlockN);
       int n_block = blocks.end - 1;
-      load_k(tile, n_block);
-      load_q(tile, row0);
       for (; n_block > blocks.begin; n_block--) {
+        if (n_block == blocks.begin + 1) scheduler.claim();  // the wait for buffers hides its latency
         load_k(tile, n_block - 1);
         load_v(tile, n_block);
       }
-      scheduler.claim();
-      load_v(tile, n_block);  // its wait for a free buffer hides the claim
-      tile = scheduler.next();
-      publish(tile);
+      if (blocks.count() == 1) scheduler.claim();
+      const Tile next = scheduler.next();
+      const BlockRange next_blocks = publish(next);
+      if (next.valid()) {
+        load_k(next, next_blocks.end - 1);
+        if (Traits::kQStages > 1) load_q(next);
+      }
+      load_v(tile, n_block);
+      // With one buffer Q waits for the end of the tile, which needs the last V.
+      if (Traits::kQStages == 1 && next.valid()) load_q(next);
+      tile = next;
+      blocks = next_blocks;
     }
     scheduler.finish();
   }
@@ -49,23 +59,33 @@ class FwdProducer {
   const int lane;
   RingState q{1}, k{1}, v{1}, slot{1}, landed{0};
 
-  __device__ __forceinline__ void publish(const Tile& tile) {
+  // Tells the consumers; returns the blocks to load.
+  __device__ __forceinline__ BlockRange publish(const Tile& tile) {
+    const Band band{tile.seqlen_q, tile.seqlen_k, args.params.window_left, args.params.window_right};
+    const int row0 = tile.m_block * Traits::kBlockM;
+    const BlockRange blocks = tile_blocks(band, row0, Traits::kBlockM, kBlockN);
+    const BlockRange of_lane =
+        warpgroup_blocks(band, blocks, row0 + 64 * lane, kBlockN, {Traits::kMaxSkipLeft, Traits::kMaxSkipRight});
+    auto& work = smem.work(slot.stage);
     ptx::mbarrier_wait(smem.tile_empty(slot.stage), slot.parity);
+    if (lane < Traits::kWarpgroups) work.of_warpgroup[lane] = of_lane;
     if (lane == 0) {
-      smem.tile(slot.stage) = tile;
-      ptx::mbarrier_arrive(smem.tile_full(slot.stage));
+      work.tile = tile;
+      work.blocks = blocks;
     }
     __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(smem.tile_full(slot.stage));
     slot.template advance<FwdSmem<Traits>::kTileSlots>();
+    return blocks;
   }
 
   // Coordinates are worked out before the wait: from a free buffer to the copy nothing but its issue may take time.
-  __device__ __forceinline__ void load_q(const Tile& tile, int row0) {
+  __device__ __forceinline__ void load_q(const Tile& tile) {
     const int head = tile.head * args.q_head_step, batch = tile.batch * args.q_batch_step;
 #pragma unroll
     for (int w = 0; w < Traits::kWarpgroups; w++) {
       const uint32_t full = smem.q_full(q.stage, w), buffer = smem.q(q.stage, w);
-      const int row = tile.q0 + row0 + w * 64;
+      const int row = tile.q0 + tile.m_block * Traits::kBlockM + w * 64;
       ptx::mbarrier_wait(smem.q_empty(q.stage, w), q.parity);
       if (lane == 0) {
         ptx::mbarrier_arrive_expect_tx(full, Traits::kQBytes);

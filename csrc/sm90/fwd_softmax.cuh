@@ -16,19 +16,22 @@ namespace flash::sm90 {
 template <class Traits>
 struct FwdSoftmax {
   static constexpr int kColumns = Traits::kBlockN, kScores = kColumns / 2, kGroups = kColumns / 16;
-  // A thread's sums of a block stay below it while the reference is good. Half precision ends at 65504; in bf16 the
-  // limit leaves room to the end of fp32.
-  static constexpr float kLimit = Traits::kDType == DType::kF16 ? 32768.f : 1.0995116e12f;  // 2^15, 2^40
+  // A thread's sums of a block stay below it while the reference is good. An entry of P that is so much larger than all
+  // that was seen before would be all of the result, and its rounding to 16 bit the result's error; plain attention has
+  // none then, since its probability is 1. Brought to the new reference it is exactly 1 here as well.
+  static constexpr float kLimit = 512.f;
   // (s - reference) * scale by one fma is off by the rounding of reference * scale: beyond it, subtract first.
   static constexpr float kMaxFmaReference = 4096.f;
+  static constexpr int kMaxSurprises = 3;
 
   float scale;         // of the scores, to log2 units
   float reference[2];  // the maximum when it was last looked at, in units of the scores; -inf before any key
   float row_sum[2];    // of this thread's columns
-  int surprises;       // how often the reference was too small in this tile
+  int surprises;       // how often an optimistic block failed in this tile
 
-  // Whether the next block may do without its maximum; the same for all lanes of a warp.
-  __device__ __forceinline__ bool optimistic() const { return surprises < 2; }
+  // Whether the next block may do without its maximum; the same for all lanes of a warp. A tile that fails often has
+  // scores that rise throughout: then the maximum is cheaper than one more failure.
+  __device__ __forceinline__ bool optimistic() const { return surprises < kMaxSurprises; }
 
   // Groups kFrom ... kTo - 1 of 16 columns: P into p, its sums added to block_sum.
   template <int kFrom, int kTo, int kSize>
@@ -65,13 +68,14 @@ struct FwdSoftmax {
     row_sum[0] = row_sum[1] = 0.f;
     // A reference far from 0 would cost accuracy in the fused form: use the maximum throughout.
     const float far = fmaxf(fabsf(finite(reference[0])), fabsf(finite(reference[1]))) * scale;
-    surprises = __any_sync(~0u, far > kMaxFmaReference) ? 2 : 0;
+    surprises = __any_sync(~0u, far > kMaxFmaReference) ? kMaxSurprises : 0;
     exact_exponentials(acc_s, p, row_sum);
   }
 
-  // Any later block, with its maximum. Brings acc_o to the new reference; no product may be in flight.
+  // Any later block, with its maximum. Brings acc_o to the new reference; no product may be in flight. Returns whether
+  // the reference rose; the same for all lanes.
   template <int kOut>
-  __device__ __forceinline__ void exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4],
+  __device__ __forceinline__ bool exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4],
                                         float (&acc_o)[kOut]) {
     float top[2], correction[2], block_sum[2] = {};
     row_max(acc_s, top);
@@ -81,7 +85,6 @@ struct FwdSoftmax {
       correction[r] = exp2_approx((reference[r] - finite(top[r])) * scale);
     }
     const bool rises = __any_sync(~0u, top[0] > reference[0] || top[1] > reference[1]);
-    surprises += rises;
     reference[0] = top[0];
     reference[1] = top[1];
     exact_exponentials(acc_s, p, block_sum);
@@ -91,6 +94,7 @@ struct FwdSoftmax {
 #pragma unroll
       for (int i = 0; i < kOut; i++) acc_o[i] *= correction[(i / 2) % 2];
     }
+    return rises;
   }
 
  private:

@@ -24,23 +24,24 @@ struct FwdTile {
 };
 
 constexpr FwdTile fwd_tile_default(int head_dim, int head_dim_v, bool general) {
-  // Registers: (warpgroups * consumer + producer) * 128 <= 65536, in steps of 8.
-  // Shared memory: (q_stages * kBlockM + 2 * kv_stages * block_n) * head_dim rounded up to 64, times 2 bytes, <= 227
-  // KiB.
-  if (head_dim <= 64) return {3, 128, 3, 1, Order::kJoint, true, 0, 32, 160};
-  if (head_dim <= 96) return {2, 128, 2, 2, Order::kOverlap, true, 4, 24, 240};
-  if (head_dim <= 128) return {2, 128, 2, 2, Order::kOverlap, true, 4, 24, 240};
-  if (head_dim <= 192 && head_dim_v <= 128) return {2, 128, 2, 1, Order::kOverlap, true, 4, 24, 240};
-  if (head_dim <= 192) return {2, 96, 2, 1, Order::kOverlap, true, 2, 24, 240};
-  return {2, general ? 64 : 80, 2, 1, Order::kOverlap, true, 0, 24, 240};
+  // Registers: warpgroups * consumer + producer <= 504, 512, 480 for 2, 3, 4 warpgroups, in steps of 8: what the block
+  // gets at its launch. More, and it hangs. Shared memory: (q_stages * kBlockM + 2 * kv_stages * block_n) * head_dim
+  // rounded up to 64, times 2 bytes, <= 227 KiB.
+  if (general && head_dim <= 128) return {2, 64, 4, 2, Order::kOverlap, true, 0, 40, 232};
+  if (head_dim <= 64) return {4, 64, 4, 2, Order::kJoint, false, 0, 32, 112};
+  if (head_dim <= 96) return {2, 128, 2, 2, Order::kOverlap, true, 4, 40, 232};
+  if (head_dim <= 128) return {2, 128, 2, 2, Order::kOverlap, true, 4, 40, 232};
+  if (head_dim <= 192 && head_dim_v <= 128) return {2, 128, 2, 1, Order::kOverlap, true, 4, 56, 224};
+  if (head_dim <= 192) return {2, 96, 2, 1, Order::kOverlap, true, 2, 56, 224};
+  return {2, 64, 2, 1, Order::kOverlap, true, 0, 56, 224};
 }
 
 constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool general) {
   FwdTile t = fwd_tile_default(head_dim, head_dim_v, general);
 #ifdef FLASH_TUNE_FWD_WARPGROUPS
   t.warpgroups = FLASH_TUNE_FWD_WARPGROUPS;
-  t.producer_registers = t.warpgroups == 2 ? 24 : 32;
-  t.consumer_registers = t.warpgroups == 2 ? 240 : t.warpgroups == 3 ? 160 : 112;
+  t.producer_registers = t.warpgroups == 2 ? 40 : 32;
+  t.consumer_registers = t.warpgroups == 2 ? 232 : t.warpgroups == 3 ? 160 : 112;
 #endif
 #ifdef FLASH_TUNE_FWD_BLOCK_N
   t.block_n = FLASH_TUNE_FWD_BLOCK_N;

@@ -32,6 +32,10 @@ struct FwdTraits {
   static constexpr int kQBytes = 64 * kPanels * 128;  // of one warpgroup
   static constexpr int kKBytes = kBlockN * kPanels * 128, kVBytes = kBlockN * kPanelsV * 128;
 
+  // setmaxnreg moves registers inside what the block got at its launch; a warpgroup that asks for more waits for ever.
+  static constexpr int kRegistersAtLaunch = 65536 / kThreads / 8 * 8;
+  static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
+                (kWarpgroups + 1) * kRegistersAtLaunch);
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256, "keys of a block");
   static_assert(!kGeneral || kBlockN % 32 == 0, "dropout draws 32 columns at a time");
   static_assert(kHeadDim % 16 == 0 && kHeadDimV % 16 == 0);
@@ -71,11 +75,18 @@ struct FwdSmem {
   static constexpr int kStages = Traits::kStages, kQStages = Traits::kQStages, kWarpgroups = Traits::kWarpgroups;
   static constexpr int kTileSlots = 4;
 
+  // What the producer tells the consumers about a tile.
+  struct alignas(16) Work {
+    Tile tile;
+    BlockRange blocks;                     // that are loaded
+    BlockRange of_warpgroup[kWarpgroups];  // that each warpgroup visits
+  };
+
   static constexpr int kQ = 0;                                              // (q_stages, warpgroups, panels, 64, 64)
   static constexpr int kK = kQ + kQStages * kWarpgroups * Traits::kQBytes;  // (stages, panels, block_n, 64)
   static constexpr int kV = kK + kStages * Traits::kKBytes;                 // (stages, panels_v, block_n, 64)
-  static constexpr int kTiles = kV + kStages * Traits::kVBytes;             // (kTileSlots) Tile
-  static constexpr int kBarriers = kTiles + kTileSlots * int(sizeof(Tile));
+  static constexpr int kWork = kV + kStages * Traits::kVBytes;              // (kTileSlots) Work
+  static constexpr int kBarriers = kWork + kTileSlots * int(sizeof(Work));
   static constexpr int kQFull = kBarriers, kQEmpty = kQFull + 8 * kQStages * kWarpgroups;
   static constexpr int kKFull = kQEmpty + 8 * kQStages * kWarpgroups, kKEmpty = kKFull + 8 * kStages;
   static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
@@ -94,7 +105,7 @@ struct FwdSmem {
   }
   __device__ __forceinline__ uint32_t k(int stage) const { return address + kK + stage * Traits::kKBytes; }
   __device__ __forceinline__ uint32_t v(int stage) const { return address + kV + stage * Traits::kVBytes; }
-  __device__ __forceinline__ Tile& tile(int slot) const { return reinterpret_cast<Tile*>(base + kTiles)[slot]; }
+  __device__ __forceinline__ Work& work(int slot) const { return reinterpret_cast<Work*>(base + kWork)[slot]; }
 
   __device__ __forceinline__ uint32_t q_full(int stage, int w) const {
     return barrier(kQFull, stage * kWarpgroups + w);

@@ -1,0 +1,168 @@
+// One block of keys of a consumer warpgroup: S = Q K^T, P = softmax(S), O += P
+// V, with S, P and O in registers.
+#pragma once
+
+#include "../ptx/wgmma.cuh"
+#include "fwd_consumer_pipeline.cuh"
+#include "fwd_general.cuh"
+#include "fwd_softmax.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+class FwdBlock : protected FwdConsumerPipeline<Traits> {
+ protected:
+  using Pipeline = FwdConsumerPipeline<Traits>;
+  using Pipeline::args, Pipeline::smem, Pipeline::warpgroup, Pipeline::q, Pipeline::k, Pipeline::v, Pipeline::slot;
+  using Pipeline::arrive, Pipeline::release_k, Pipeline::release_v, Pipeline::begin_turn, Pipeline::end_turn;
+  using Pipeline::tile, Pipeline::band, Pipeline::place;
+
+  static constexpr FwdTile kTile = Traits::kTile;
+  static constexpr int kBlockN = Traits::kBlockN, kGroups = kBlockN / 16;
+
+  const ptx::Descriptor desc_q, desc_k, desc_v;
+  BlockRange blocks;                   // of this warpgroup, inside those of the tile
+  float acc_s[kBlockN / 2];            // (64, block_n)
+  float acc_o[Traits::kHeadDimV / 2];  // (64, head_dim_v)
+  uint32_t p[kGroups][4];              // (64, block_n) in 16 bit
+  FwdSoftmax<Traits> softmax;
+
+  __device__ __forceinline__ FwdBlock(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
+      : Pipeline(a, s, w),
+        desc_q(ptx::Descriptor::of(s.q(0, w))),
+        desc_k(ptx::Descriptor::of(s.k(0))),
+        desc_v(ptx::Descriptor::of(s.v(0), kBlockN * 128)) {
+    softmax.scale = Traits::kGeneral ? kLog2e : a.scale_log2;
+  }
+
+  __device__ __forceinline__ void issue_qk() {
+    const ptx::Descriptor a = (desc_q + q.stage * Traits::kWarpgroups * Traits::kQBytes).opaque();
+    const ptx::Descriptor b = (desc_k + k.stage * Traits::kKBytes).opaque();
+    ptx::pin(acc_s);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDim / 16; i++)
+      ptx::wgmma_ss<typename Traits::Element>(acc_s, a + ptx::k_major_step(i, 64), b + ptx::k_major_step(i, kBlockN),
+                                              i != 0);
+    ptx::wgmma_commit_group();
+  }
+
+  __device__ __forceinline__ void issue_pv(bool first) {
+    const ptx::Descriptor b = (desc_v + v.stage * Traits::kVBytes).opaque();
+    ptx::pin(acc_o);
+    ptx::pin(p);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kGroups; i++)
+      ptx::wgmma_rs<typename Traits::Element>(acc_o, p[i], b + ptx::mn_major_step(i), i != 0 || !first);
+    ptx::wgmma_commit_group();
+  }
+
+  // P V is complete when at most kPending younger products are not.
+  template <int kPending>
+  __device__ __forceinline__ void finish_pv() {
+    ptx::wgmma_wait_group<kPending>();
+    ptx::pin(acc_o);
+    ptx::pin(p);
+    release_v();
+  }
+
+  // Q K^T of block n_block is complete: of the tile's last block, Q is free as
+  // well.
+  __device__ __forceinline__ void release_k_and_q(int n_block) {
+    release_k();
+    if (n_block == blocks.begin) arrive(smem.q_empty(q.stage, warpgroup));
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void prepare_scores(int n_block) {
+    if constexpr (Traits::kGeneral) FwdGeneral<Traits>(args.params, tile(), place(tile()), n_block).modify(acc_s);
+    if constexpr (kMasked) {
+      if (blocks.needs_mask(n_block)) mask_block<Traits>(acc_s, band(), place(tile()), n_block, blocks);
+    }
+  }
+
+  __device__ __forceinline__ void finish_p(int n_block) {
+    if constexpr (Traits::kGeneral) {
+      if (args.params.dropout_p != 0.f) FwdGeneral<Traits>(args.params, tile(), place(tile()), n_block).drop(p);
+    }
+  }
+
+  // S and P of block n_block, while P of the block before it, still in p, is
+  // multiplied with its V.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(int n_block, bool first_pv) {
+    if constexpr (kTile.order == Order::kOverlap) {
+      ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
+      ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
+      begin_turn();
+      issue_qk();
+      issue_pv(first_pv);
+      end_turn();
+      ptx::wgmma_wait_group<1>();
+      ptx::pin(acc_s);
+      release_k_and_q(n_block);
+      prepare_scores<kMasked>(n_block);
+      if constexpr (kMasked) {
+        finish_pv<0>();
+        softmax.exact(acc_s, p, acc_o);
+      } else {
+        softmax_under_pv();
+      }
+    } else {
+      ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
+      ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
+      begin_turn();
+      issue_pv(first_pv);
+      issue_qk();
+      end_turn();
+      finish_pv<1>();
+      ptx::wgmma_wait_group<0>();
+      ptx::pin(acc_s);
+      release_k_and_q(n_block);
+      prepare_scores<kMasked>(n_block);
+      if constexpr (kMasked) {
+        softmax.exact(acc_s, p, acc_o);
+      } else {
+        float block_sum[2] = {};
+        softmax_rest<0>(softmax.optimistic(), block_sum, p);
+      }
+    }
+    finish_p(n_block);
+  }
+
+  // The first groups of P are computed before the wait for P V, into registers
+  // of their own. The vote on their sums is also what keeps the compiler from
+  // moving the wait in front of them.
+  __device__ __forceinline__ void softmax_under_pv() {
+    constexpr int kEarly = kTile.early;
+    uint32_t early[kEarly > 0 ? kEarly : 1][4];
+    float block_sum[2] = {};
+    bool optimistic = softmax.optimistic();
+    if (kEarly > 0 && optimistic) {
+      softmax.template exponentials<0, kEarly>(acc_s, early, block_sum);
+      optimistic = !softmax.too_large(block_sum);
+    }
+    finish_pv<0>();
+    softmax_rest<kEarly>(optimistic, block_sum, early);
+  }
+
+  // The groups from kEarly on; the whole block with its maximum if the
+  // reference does not hold.
+  template <int kEarly, int kSize>
+  __device__ __forceinline__ void softmax_rest(bool optimistic, float (&block_sum)[2],
+                                               const uint32_t (&early)[kSize][4]) {
+    if (optimistic) {
+      softmax.template exponentials<kEarly, kGroups>(acc_s, p, block_sum);
+      optimistic = !softmax.too_large(block_sum);
+      if (optimistic) {
+        softmax.add(block_sum);
+#pragma unroll
+        for (int i = 0; i < kEarly * 4; i++) p[i / 4][i % 4] = early[i / 4][i % 4];
+      }
+    }
+    if (!optimistic) softmax.surprises += softmax.exact(acc_s, p, acc_o);
+  }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,101 @@
+// Tile order and block ranges of the sm_90 forward.
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "expect.h"
+#include "instances.h"
+#include "sm90/fwd_tile.h"
+#include "sm90/tile_order.h"
+
+using namespace flash;
+using namespace flash::sm90;
+
+namespace {
+
+// Every tile exactly once; long tiles before short ones inside a section.
+void test_order(const TileOrder& order) {
+  std::set<std::pair<int, int>> seen;
+  int last_m = 0, last_section = -1;
+  for (int i = 0; i < order.m_blocks * order.heads; i++) {
+    int m, head;
+    order.decode(i, m, head);
+    EXPECT(m >= 0 && m < order.m_blocks && head >= 0 && head < order.heads, "tile ", i, ": ", m, " ", head);
+    EXPECT(seen.insert({m, head}).second, "tile ", i, " twice: ", m, " ", head);
+    if (order.longest_first) {
+      const int section = head / order.section;
+      EXPECT(section >= last_section, "sections in order");
+      EXPECT(section > last_section || m <= last_m, "longest first");
+      last_section = section;
+    } else {
+      EXPECT(head == i / order.m_blocks, "a head's tiles follow each other");
+    }
+    last_m = m;
+  }
+}
+
+void test_sections() {
+  EXPECT(section_heads(1 << 20, 1 << 18, 1, 64) == 4, "four fit");
+  EXPECT(section_heads(1 << 20, 1 << 18, 8, 64) == 32, "groups share");
+  EXPECT(section_heads(1 << 20, 1 << 18, 8, 16) == 16, "all");
+  EXPECT(section_heads(1 << 20, int64_t(1) << 40, 8, 16) == 8, "one group at least");
+  EXPECT(section_heads(1 << 20, 0, 1, 16) == 16, "no keys");
+}
+
+// What a warpgroup visits lies in its tile, leaves out no more than it may, holds every key its rows see, and blocks
+// that are called full need no mask.
+void test_blocks(const Band& band, int warpgroups, int block_n, SkipLimits skip) {
+  const int block_m = 64 * warpgroups;
+  for (int row0 = 0; row0 < band.seqlen_q; row0 += block_m) {
+    const BlockRange tile = tile_blocks(band, row0, block_m, block_n);
+    EXPECT(tile.count() >= 1 && tile.begin >= 0, "row ", row0);
+    EXPECT(tile.end == 1 || tile.end * block_n < band.seqlen_k + block_n, "blocks that exist");
+    for (int w = 0; w < warpgroups; w++) {
+      const int first = row0 + 64 * w;
+      const BlockRange r = warpgroup_blocks(band, tile, first, block_n, skip);
+      EXPECT(r.count() >= 1, "at least one block");
+      EXPECT(r.begin >= tile.begin && r.end <= tile.end, "inside the tile");
+      EXPECT(r.begin - tile.begin <= skip.left && tile.end - r.end <= skip.right, "passes over too many");
+      for (int i = first; i < min_of(first + 64, band.seqlen_q); i++)
+        for (int j = band.key_begin(i); j < band.key_end(i); j++)
+          EXPECT(j / block_n >= r.begin && j / block_n < r.end, "key ", j, " of row ", i);
+      for (int n = r.begin; n < r.end; n++)
+        if (!r.needs_mask(n))
+          for (int i = first; i < min_of(first + 64, band.seqlen_q); i++)
+            EXPECT(band.key_begin(i) <= n * block_n && band.key_end(i) >= (n + 1) * block_n, "full block ", n);
+    }
+  }
+}
+
+void test_tile_numbers() {
+  for (const Key& key : kInstances) {
+    if (key.pass != Pass::kFwd || key.arch != Arch::kSm90) continue;
+    const FwdTile t = fwd_tile(key.head_dim, key.head_dim_v, key.variant == Variant::kGeneral);
+    const int at_launch = 65536 / (128 * (t.warpgroups + 1)) / 8 * 8;
+    EXPECT(t.warpgroups * t.consumer_registers + t.producer_registers <= (t.warpgroups + 1) * at_launch, "registers");
+    EXPECT(t.consumer_registers % 8 == 0 && t.producer_registers % 8 == 0 && t.consumer_registers <= 255, "registers");
+    const int row = 128 * ceil_div(key.head_dim, 64), row_v = 128 * ceil_div(key.head_dim_v, 64);
+    EXPECT(t.q_stages * 64 * t.warpgroups * row + t.kv_stages * t.block_n * (row + row_v) <= 231 * 1024,
+           "shared memory");
+    EXPECT(16 * t.early < t.block_n, "early groups");
+    if (key.variant == Variant::kGeneral) EXPECT(t.block_n % 32 == 0, "dropout draws 32 columns");
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (const bool longest_first : {false, true})
+    for (const TileOrder order : {TileOrder{1, 1, 1, false}, {7, 5, 2, false}, {3, 16, 16, false}, {64, 3, 1, false}})
+      test_order({order.m_blocks, order.heads, order.section, longest_first});
+  test_sections();
+  using Window = std::pair<int, int>;
+  for (const int seqlen_q : {1, 63, 65, 200, 513})
+    for (const int seqlen_k : {0, 1, 64, 129, 200, 700})
+      for (const auto& [left, right] : {Window{-1, -1}, {-1, 0}, {64, 64}, {0, 0}, {100, -1}, {1000, 3}})
+        for (const int warpgroups : {2, 3, 4})
+          for (const int block_n : {64, 80, 128})
+            test_blocks({seqlen_q, seqlen_k, left, right}, warpgroups, block_n, {1, 3});
+  test_tile_numbers();
+  return flash::test::finish("sm90 forward tiles");
+}

@@ -1,0 +1,183 @@
+"""The Hopper forward where its own design could break: tile edges and blocks that a warpgroup passes over, the reference
+that replaces the running maximum, tails of V, the scheduler's counters, every row of the table."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import flash_ext
+from flash_ext.testing import Problem, check, poison
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = (torch.bfloat16, torch.float16)
+HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, device="cuda").to(dtype)
+
+
+def problem(seqlen_q: int, seqlen_k: int, head_dim=(64, 64), heads=(2, 1), dtype=torch.bfloat16, **options) -> Problem:
+    q = rand(2, seqlen_q, heads[0], head_dim[0], dtype=dtype)
+    k, v = (rand(2, seqlen_k, heads[1], d, dtype=dtype) for d in head_dim)
+    return Problem(q, k, v, options)
+
+
+def cumulated(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+
+
+def packed_problem(
+    lengths_q: list[int], lengths_k: list[int], head_dim: int, dtype=torch.bfloat16, **options
+) -> Problem:
+    """Rows behind the last segment hold NaN."""
+    q, k, v = (rand(sum(n) + 40, h, head_dim, dtype=dtype) for n, h in ((lengths_q, 4), (lengths_k, 2), (lengths_k, 2)))
+    for t, n in ((q, lengths_q), (k, lengths_k), (v, lengths_k)):
+        t[sum(n) :] = torch.nan
+    options |= {"cu_seqlens_q": cumulated(lengths_q), "cu_seqlens_k": cumulated(lengths_k)}
+    return Problem(q, k, v, {"max_seqlen_q": max(lengths_q), "max_seqlen_k": max(lengths_k), **options})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("seqlens", [(127, 63), (128, 64), (129, 65), (256, 384), (1, 1000), (300, 31)], ids=str)
+def test_tile_edges(seqlens, head_dim, dtype):
+    for options in ({}, {"causal": True}, {"window_size": (40, 17)}):
+        with poison():
+            check(problem(*seqlens, head_dim, dtype=dtype, **options), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("window", [(0, 0), (64, 64), (200, 0), (-1, 130), (130, -1), (700, 3)], ids=str)
+def test_windows_over_many_tiles(window, head_dim):
+    """More tiles than multiprocessors, so that the pipeline goes on from tile to tile with blocks passed over."""
+    p = problem(1500, 1400, (head_dim, head_dim), (16, 4), window_size=window)
+    with poison():
+        check(p, "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [8, 24, 40, 72, 104, 136, 168, 200, 248])
+def test_head_dims_between(head_dim):
+    check(problem(300, 350, (head_dim, head_dim), causal=True), "sm90", backward=False)
+    check(problem(300, 350, (head_dim, 8)), "sm90", backward=False)
+
+
+# Scores that leave the reference of the first block behind: from block to block, at one key, or far below it.
+SCORES = {
+    "all large": lambda j, n: None,
+    "growing to the left": lambda j, n: (n - j) / 8,
+    "growing to the right": lambda j, n: j / 8,
+    "one key": lambda j, n: 40.0 * (j == 13),
+    "one key by little": lambda j, n: 6.5 * (j == 13),
+    "first key": lambda j, n: 25.0 * (j == 0),
+    "last block far below": lambda j, n: -60.0 * (j > n - 80),
+    "first block far above": lambda j, n: 200.0 * (j < 64),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [(64, 64), (128, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scores", SCORES)
+def test_reference(scores, causal, head_dim, dtype):
+    n, d = 700, head_dim[0]
+    p = problem(n, n, head_dim, dtype=dtype, causal=causal)
+    offsets = SCORES[scores](torch.arange(n, device="cuda").float(), n)
+    if offsets is None:
+        p.q, p.k = p.q * 10, p.k * 10
+    else:  # q[0] = 1 adds k[0] * scale to every score of the key
+        p.q[..., 0] = 1
+        p.k[..., 0] = (offsets * math.sqrt(d))[None, :, None].to(dtype)
+    check(p, "sm90", backward=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (64, 64)}], ids=str)
+def test_packed(options, head_dim, dtype):
+    lengths = [100, 1, 0, 513, 64, 777], [100, 300, 20, 513, 0, 900]
+    with poison():
+        check(packed_problem(*lengths, head_dim, dtype, **options), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_many_short_segments(head_dim):
+    with poison():
+        check(packed_problem([3] * 300, [5] * 300, head_dim, causal=True), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_rows_behind_a_sequence_do_not_count(head_dim):
+    p = packed_problem(
+        [70, 130], [300, 290], head_dim, seqused_k=torch.tensor([33, 257], dtype=torch.int32, device="cuda")
+    )
+    clean = p.run("sm90", backward=False)
+    for x in (p.k, p.v):
+        x[33:300], x[557:] = math.nan, math.inf
+    assert all(torch.equal(clean[name], x) for name, x in p.run("sm90", backward=False).items())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 12.0, "causal": True},
+        {"alibi_slopes": (0.5, 0.03)},
+        {"attn_bias": (1, 2, 300, 421)},
+        {"attn_bias": (2, 1, 1, 421), "window_size": (100, 10)},
+        {"sinks": (1.0, -3.0), "causal": True},
+        {"softcap": 12.0, "alibi_slopes": (0.5, 0.03), "attn_bias": (1, 2, 300, 421), "sinks": (1.0, -3.0)},
+    ],
+    ids=str,
+)
+def test_general_variants(options, head_dim, dtype):
+    options = dict(options)
+    for name in ("alibi_slopes", "sinks"):
+        if name in options:
+            options[name] = torch.tensor(options[name], device="cuda")
+    if "attn_bias" in options:
+        options["attn_bias"] = rand(*options["attn_bias"], dtype=dtype)
+    with poison():
+        check(problem(300, 421, head_dim, dtype=dtype, **options), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_dropout_drops_what_the_portable_kernels_drop(head_dim):
+    q, k, v = (rand(2, 300, 2, head_dim) for _ in range(3))
+    results = []
+    for path in ("sm90", "simt"):
+        torch.manual_seed(3)
+        with flash_ext.use_path(path):
+            results.append(flash_ext.forward(q, k, v, dropout_p=0.3, causal=True).float())
+    assert (results[0] - results[1]).abs().max() < 0.05
+
+
+def test_streams_do_not_share_counters():
+    """Two streams with launches in flight at the same time, one of them captured."""
+    q, k, v = (rand(4, 1024, 8, 64) for _ in range(3))
+    with flash_ext.use_path("sm90"):
+        expected = flash_ext.forward(q, k, v, causal=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = [flash_ext.forward(q, k, v, causal=True) for _ in range(4)]
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        results = []
+        for _ in range(5):
+            graph.replay()
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    results.append(flash_ext.forward(q, k, v, causal=True))
+        torch.cuda.synchronize()
+    assert all(torch.equal(expected, x) for x in results + captured)
+
+
+def test_forward_is_the_same_from_run_to_run():
+    q, k, v = (rand(2, 2000, 8, 128) for _ in range(3))
+    with flash_ext.use_path("sm90"):
+        first = flash_ext.forward(q, k, v, causal=True)
+        assert all(torch.equal(first, flash_ext.forward(q, k, v, causal=True)) for _ in range(5))
