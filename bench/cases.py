@@ -31,7 +31,6 @@ class Case:
     lengths: tuple[int, ...] = ()  # of the segments, for packed cases
     feature: str = ""  # softcap, alibi, bias, sinks
     inputs: str = "normal"  # normal, x10, ramp, huge_key, sink_key
-    path: str = ""  # one of flash_ext.use_path; "": flash_ext chooses
 
     def __post_init__(self):
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
