@@ -44,7 +44,7 @@ format: install $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
-	$(BIN)/python -m build_tools.support_table --write
+	$(BIN)/python -m build_tools.readme --write
 
 kernels: install
 	$(BIN)/python -m bench.bench_build --check

@@ -1,0 +1,80 @@
+"""python -m build_tools.readme [--write]: the README's generated parts: kernels from csrc/instances.h, plots from docs/plots."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .shared import ROOT
+
+README = ROOT / "README.md"
+PLOTS = ROOT / "docs" / "plots"  # python -m bench.report --plots docs/plots
+
+PASSES = ("forward", "backward", "bias gradient")
+ARCHS = ("`simt` (any GPU)", "`sm80` (Ampere and later)", "`sm90` (Hopper)")
+DTYPES = ("fp32", "fp16", "bf16", "fp8 e4m3")
+MASKS = ("none", "causal", "window", "all")
+LAYOUTS = ("dense", "packed", "dense, packed")
+VARIANTS = ("none", "softcap, ALiBi, bias, sinks, dropout", "all or none")
+
+CAPTIONS = {
+    "fwd.png": "Forward, bf16, higher is better",
+    "bwd.png": "Backward, bf16, higher is better",
+    "fp8.png": "Forward, fp8, higher is better",
+    "generations.png": "The same maths on each generation of kernels, on one GPU",
+    "train_loss.png": "Training a byte-level GPT: the losses of flash_ext and of standard attention lie on each other",
+    "train_context.png": "Step time and memory of that training as the context grows",
+}
+
+
+def table(instances: Sequence[Sequence[int]]) -> str:
+    """Rows that differ only in dtype and head dims share a line."""
+    groups: dict[tuple, dict[int, list[str]]] = {}
+    for pass_, arch, dtype, qk, v, mask, layout, variant in instances:
+        text = str(qk) if qk == v else f"{qk}/{v}"
+        dims = groups.setdefault((-arch, pass_, mask, layout, variant), {}).setdefault(dtype, [])
+        dims += [] if text in dims else [text]
+    lines = ["| path | pass | dtype | head_dim up to | masks | layout | options |", "|---|---|---|---|---|---|---|"]
+    for (arch, pass_, mask, layout, variant), by_dtype in sorted(groups.items()):
+        for served in dict.fromkeys(map(tuple, by_dtype.values())):
+            dtypes = ", ".join(DTYPES[d] for d, dims in sorted(by_dtype.items()) if tuple(dims) == served)
+            what = (ARCHS[-arch], PASSES[pass_], dtypes, ", ".join(served))
+            lines.append(f"| {' | '.join((*what, MASKS[mask], LAYOUTS[layout], VARIANTS[variant]))} |")
+    return "\n".join(lines)
+
+
+def plots(folder: Path = PLOTS) -> str:
+    """The recorded plots that exist."""
+    return "\n\n".join(
+        f"**{caption}**\n\n![{caption}](docs/plots/{name})"
+        for name, caption in CAPTIONS.items()
+        if (folder / name).exists()
+    )
+
+
+def replace_part(text: str, name: str, content: str) -> str:
+    begin, end = f"<!-- {name}: written by make format -->", f"<!-- end of {name} -->"
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n\n{content}\n\n{end}{rest.split(end)[1]}"
+
+
+def current_readme(instances: Sequence[Sequence[int]]) -> str:
+    """The README with its generated parts as they should be."""
+    text = replace_part(README.read_text(), "kernels", table(instances))
+    measured = plots()
+    return replace_part(text, "plots", measured or "No run is recorded yet.")
+
+
+def main() -> None:
+    from flash_ext import jit
+
+    text = current_readme(jit.extension().instances())
+    if "--write" in sys.argv:
+        README.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

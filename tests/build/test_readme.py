@@ -1,0 +1,24 @@
+"""The README's table of kernels is the table in csrc/instances.h, and it shows the plots that exist."""
+
+from build_tools import readme
+from flash_ext import jit
+
+
+def test_rows_that_differ_in_dtype_and_head_dim_share_a_line():
+    rows = [(0, 2, dtype, dim, dim, 3, 2, 0) for dtype in (1, 2) for dim in (64, 128)] + [(1, 0, 0, 192, 128, 3, 2, 2)]
+    lines = readme.table(rows).splitlines()[2:]
+    assert lines == [
+        "| `sm90` (Hopper) | forward | fp16, bf16 | 64, 128 | all | dense, packed | none |",
+        "| `simt` (any GPU) | backward | fp32 | 192/128 | all | dense, packed | all or none |",
+    ]
+
+
+def test_only_recorded_plots_are_shown(tmp_path):
+    assert readme.plots(tmp_path) == ""
+    (tmp_path / "fwd.png").touch()
+    assert readme.plots(tmp_path).endswith("(docs/plots/fwd.png)")
+
+
+def test_readme_is_current():
+    current = readme.current_readme(jit.extension().instances())
+    assert readme.README.read_text() == current, "run: make format"
