@@ -7,6 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 
 .PHONY: demo test install ctest lint format kernels pytest bench clean
@@ -30,9 +31,8 @@ $(VENV)/.dev: $(VENV)/.ready requirements-dev.txt
 	@touch $@
 
 ctest: $(VENV)/.dev
-	@export PATH="$(CURDIR)/$(BIN):$$PATH"; set -e; \
-	cmake -S . -B build/cmake -G Ninja -DFLASH_EXT_CUDA=OFF; \
-	cmake --build build/cmake; \
+	cmake -S . -B build/cmake -G Ninja -DFLASH_EXT_CUDA=OFF
+	cmake --build build/cmake
 	ctest --test-dir build/cmake --output-on-failure
 
 lint: $(VENV)/.dev
