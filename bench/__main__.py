@@ -29,6 +29,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seqlen", nargs="+", type=int)
     parser.add_argument("--mask", choices=("causal", "full"), help="only one of the two")
     parser.add_argument("--libraries", nargs="+", help=f"of: {' '.join(libraries.LIBRARIES)}")
+    parser.add_argument("--device", default="cuda", help="cpu times the CPU path: choose small shapes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=40, help="of one round of one library")
     parser.add_argument("--runs", type=int, default=1, help="record the median of so many runs")
@@ -43,6 +44,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for library in options.libraries or ():
         if library not in libraries.LIBRARIES:
             parser.error(f"library must be of {', '.join(libraries.LIBRARIES)}, got {library}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("there is no CUDA device; --device cpu times the CPU path")
     if options.quick:
         options.case, options.ms = options.case or ["grid"], min(options.ms, 15)
         options.libraries = options.libraries or ["flash_ext", "fa3", "cudnn"]
@@ -62,8 +65,7 @@ def select(options: argparse.Namespace, work: str) -> list[cases.Case]:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    settings = Options(device, options.rounds, options.ms / 1e3, options.commit)
+    settings = Options(options.device, options.rounds, options.ms / 1e3, options.commit)
     path = options.out or (results.default_path() if options.record else None)
     start = time.monotonic()
     runs, verdicts = [], {}

@@ -76,9 +76,8 @@ def test_the_median_of_the_rounds_counts(monkeypatch):
 
 def test_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(ALL, "fwd", [TINY, replace(TINY, causal=True), replace(TINY, case="gqa")])
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     path = tmp_path / "cpu.json"
-    arguments = ["fwd", "--case", "grid", "--mask", "causal", "--libraries", "flash_ext", "standard"]
+    arguments = ["fwd", "--device", "cpu", "--case", "grid", "--mask", "causal", "--libraries", "flash_ext", "standard"]
     assert command.main([*arguments, "--rounds", "2", "--ms", "1", "--runs", "2", "--out", str(path)]) == 0
     rows = results.load(path)["rows"]
     assert len(rows) == 1 and rows[0]["causal"] and rows[0]["runs"] == 2
@@ -87,9 +86,16 @@ def test_command_line(tmp_path, monkeypatch, capsys):
 
 
 def test_quick_is_the_grid_with_three_libraries():
-    options = command.parse(["--quick"])
+    options = command.parse(["--quick", "--device", "cpu"])
     assert options.work == ["fwd"] and len(command.select(options, "fwd")) == 36
     assert options.libraries == ["flash_ext", "fa3", "cudnn"] and options.ms == 15
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        command.parse([])
+    assert "no CUDA device" in capsys.readouterr().err
 
 
 def test_unknown_names_are_refused(capsys):
