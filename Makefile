@@ -13,7 +13,7 @@ CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
 .PHONY: demo test install ctest lint format kernels pytest bench clean
 .NOTPARALLEL:
 
-demo: install $(VENV)/.dev
+demo: install
 	$(BIN)/python -m pip install -q -r examples/requirements.txt
 	$(BIN)/python examples/train_gpt.py
 
