@@ -13,11 +13,7 @@ struct BwdSimt {
 
   static void bwd(const BwdParams& p, Stream stream) {
     const DeviceGuard guard(p.device);
-    if (T<false>::kSharedBytes <= shared_memory_limit(p.device)) {
-      launch_bwd<T<false>>(p, stream);
-    } else {
-      launch_bwd<T<true>>(p, stream);
-    }
+    with_fitting_tile<T<false>, T<true>>(p.device, [&](auto traits) { launch_bwd<decltype(traits)>(p, stream); });
   }
   static int64_t bwd_workspace(const BwdParams&) { return 0; }
 };

@@ -8,11 +8,13 @@ namespace {
 
 template <int kRow>
 struct BwdTf32 {
-  using T = Traits<Pass::kBwd, Tf32x3, kInstances[kRow].head_dim, false>;
+  static constexpr int kHeadDim = kInstances[kRow].head_dim;
+  using Large = Traits<Pass::kBwd, Tf32x3, kHeadDim, false>;
+  using Compact = Traits<Pass::kBwd, Tf32x3, kHeadDim, kHeadDim == 128>;  // at 64 the large tiles fit everywhere
 
   static void bwd(const BwdParams& p, Stream stream) {
     const DeviceGuard guard(p.device);
-    launch_bwd<T>(p, stream);
+    with_fitting_tile<Large, Compact>(p.device, [&](auto traits) { launch_bwd<decltype(traits)>(p, stream); });
   }
   static int64_t bwd_workspace(const BwdParams&) { return 0; }
 };

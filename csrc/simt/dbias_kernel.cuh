@@ -96,4 +96,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) dbias_simt_kernel(co
   store_dbias<T>(shared, acc, p, work);
 }
 
+template <class T>
+void launch_dbias(const BwdParams& p, Stream stream) {
+  int parts[4] = {p.batch, p.num_heads, ceil_div(p.seqlen_q, T::kBlockM), ceil_div(p.seqlen_k, T::kBlockN)};
+  BiasWork::split(p.dbias, parts);
+  launch<T>(dbias_simt_kernel<T>, "dbias_simt", p, int64_t(parts[0]) * parts[1] * parts[2] * parts[3], stream);
+}
+
 }  // namespace flash::simt

@@ -83,4 +83,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) fwd_simt_kernel(cons
   fwd_epilogue<T>(p, out, head, work.head, lse_offset, m0 + warp_row, softmax, acc_o);
 }
 
+template <class T>
+void launch_fwd(const FwdParams& p, Stream stream) {
+  launch<T>(fwd_simt_kernel<T>, "fwd_simt", p, grid_of(p.seqlen_q, T::kBlockM, p.num_heads, p.batch), stream);
+}
+
 }  // namespace flash::simt

@@ -11,19 +11,9 @@ struct FwdSimt {
   template <bool kCompact>
   using T = Traits<Pass::kFwd, Fma, kInstances[kRow].head_dim, kCompact>;
 
-  template <bool kCompact>
-  static void run(const FwdParams& p, Stream stream) {
-    launch<T<kCompact>>(fwd_simt_kernel<T<kCompact>>, "fwd_simt", p,
-                        grid_of(p.seqlen_q, T<kCompact>::kBlockM, p.num_heads, p.batch), stream);
-  }
-
   static void fwd(const FwdParams& p, Stream stream) {
     const DeviceGuard guard(p.device);
-    if (T<false>::kSharedBytes <= shared_memory_limit(p.device)) {
-      run<false>(p, stream);
-    } else {
-      run<true>(p, stream);
-    }
+    with_fitting_tile<T<false>, T<true>>(p.device, [&](auto traits) { launch_fwd<decltype(traits)>(p, stream); });
   }
 };
 

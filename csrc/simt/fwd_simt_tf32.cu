@@ -12,7 +12,7 @@ struct FwdTf32 {
 
   static void fwd(const FwdParams& p, Stream stream) {
     const DeviceGuard guard(p.device);
-    launch<T>(fwd_simt_kernel<T>, "fwd_tf32", p, grid_of(p.seqlen_q, T::kBlockM, p.num_heads, p.batch), stream);
+    launch_fwd<T>(p, stream);
   }
 };
 

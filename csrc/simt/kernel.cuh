@@ -68,6 +68,16 @@ inline int shared_memory_limit(int device) {
   return bytes;
 }
 
+// run(Traits) with the large tiles if a CTA of the device may have the shared memory that they take.
+template <class Large, class Compact, class Run>
+void with_fitting_tile(int device, Run&& run) {
+  if (Large::kSharedBytes <= shared_memory_limit(device)) {
+    run(Large{});
+  } else {
+    run(Compact{});
+  }
+}
+
 // Runs `kernel` with `grid` CTAs.
 template <class T, class Params>
 void launch(void (*kernel)(Params), const char* name, const Params& params, int64_t grid, Stream stream) {

@@ -21,18 +21,15 @@ struct Tile {
   constexpr int threads() const { return 32 * warps; }
 };
 
-// compact: fits the 64 KiB of shared memory that sm_75 has (99 KiB on sm_86, sm_89, sm_120). The other FMA tiles need
-// up to 227 KiB, the TF32 tiles up to 163 KiB. The numbers are the fastest of those measured on an H200 at 4096 tokens.
-constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
-#ifdef FLASH_TUNE_WARPS  // bench.tune builds one row with other numbers
-  return {FLASH_TUNE_WARPS, FLASH_TUNE_WARP_ROWS, FLASH_TUNE_BLOCK_N, FLASH_TUNE_MIN_CTAS};
-#endif
+// compact: FMA tiles that fit the 64 KiB of shared memory of sm_75, TF32 tiles that fit the 99 KiB of sm_86, sm_89 and
+// sm_120. The others need up to 227 KiB (FMA) and 163 KiB; they are the fastest of those measured on an H200.
+constexpr Tile fastest_tile(Pass pass, Product product, int head_dim, bool compact) {
   const bool fwd = pass == Pass::kFwd;
   if (product == Product::kTf32x3) {
     // Two CTAs per multiprocessor, so that one multiplies while the other waits. At 64, 32 rows per warp halve the
     // reads and splits of K and V; at 128 their accumulators would spill. Backward holds two accumulators: 16 rows.
     if (fwd) return head_dim == 64 ? Tile{4, 32, 32, 2} : Tile{4, 16, 64, 2};
-    return head_dim == 64 ? Tile{4, 16, 64, 2} : Tile{4, 16, 32, 2};
+    return head_dim == 64 ? Tile{4, 16, 64, 2} : compact ? Tile{4, 16, 16, 2} : Tile{4, 16, 32, 2};
   }
   if (compact) {
     // What fits: fewer rows the larger head_dim is.
@@ -45,6 +42,25 @@ constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
   if (fwd) return head_dim == 64 ? Tile{4, 16, 64, 3} : head_dim == 128 ? Tile{8, 16, 64, 1} : Tile{4, 16, 32, 1};
   // Two accumulators and two score tiles per lane (dk, dv, S, dP).
   return head_dim == 64 ? Tile{4, 16, 64, 2} : head_dim == 128 ? Tile{4, 16, 32, 2} : Tile{4, 8, 32, 1};
+}
+
+// A tuner builds one row with other numbers: -DFLASH_TUNE_<NAME>=<number>.
+constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
+  Tile t = fastest_tile(pass, product, head_dim, compact);
+  if (compact) return t;
+#ifdef FLASH_TUNE_WARPS
+  t.warps = FLASH_TUNE_WARPS;
+#endif
+#ifdef FLASH_TUNE_WARP_ROWS
+  t.warp_rows = FLASH_TUNE_WARP_ROWS;
+#endif
+#ifdef FLASH_TUNE_BLOCK_N
+  t.block_n = FLASH_TUNE_BLOCK_N;
+#endif
+#ifdef FLASH_TUNE_MIN_CTAS
+  t.min_ctas = FLASH_TUNE_MIN_CTAS;
+#endif
+  return t;
 }
 
 // Rows of a tile in shared memory are 4 floats longer than they need be: 8 lanes that read 16 bytes of 8 consecutive

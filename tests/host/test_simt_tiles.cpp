@@ -29,13 +29,14 @@ void test_tiles_fit() {
         EXPECT(65536 / (t.threads() * t.min_ctas) >= 128, head_dim);
       }
   for (int head_dim : {64, 128})
-    for (Pass pass : {Pass::kFwd, Pass::kBwd}) {
-      const Tile t = tile_of(pass, Product::kTf32x3, head_dim, false);
-      EXPECT(t.warp_rows % 16 == 0 && t.block_n % 8 == 0, head_dim);
-      const int bytes = pass == Pass::kFwd ? fwd_shared_bytes(Product::kTf32x3, head_dim, false)
-                                           : bwd_shared_bytes(Product::kTf32x3, head_dim, false);
-      EXPECT(bytes <= 163 * 1024, "every sm_8x of compute capability 8.0 has 163 KiB: ", bytes);
-    }
+    for (Pass pass : {Pass::kFwd, Pass::kBwd})
+      for (bool compact : {true, false}) {
+        const Tile t = tile_of(pass, Product::kTf32x3, head_dim, compact);
+        EXPECT(t.warp_rows % 16 == 0 && t.block_n % 16 == 0 && t.warps % (t.block_n / 16) == 0, head_dim);
+        const int bytes = pass == Pass::kFwd ? fwd_shared_bytes(Product::kTf32x3, head_dim, compact)
+                                             : bwd_shared_bytes(Product::kTf32x3, head_dim, compact);
+        EXPECT(bytes <= (compact ? 99 : 163) * 1024, head_dim, " ", bytes);
+      }
 }
 
 // Every (row, col) of kRows x kCols has exactly one (lane, r, c), both in score and in output tiles.
