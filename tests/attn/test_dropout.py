@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 import flash_ext
@@ -32,39 +33,44 @@ def kept(seed: int, offset: int, p: float, heads: int, seqlen_q: int, seqlen_k: 
     return torch.from_numpy(bits >= int(p * 65536 + 0.5))
 
 
-def dropped_by(path: str, device: str, p: float, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
-    """Equal probabilities and unit values show the factors: (batch * heads, seqlen_q, seqlen_k)."""
-    q = torch.zeros(batch, seqlen_q, heads, 64, device=device)
-    k = torch.zeros(batch, seqlen_k, heads, 64, device=device)
-    columns = []
-    for first in range(0, seqlen_k, 64):
-        unit = torch.arange(seqlen_k, device=device)[:, None] == first + torch.arange(64, device=device)
-        v = unit.float()[None, :, None].expand(batch, -1, heads, -1)
-        torch.manual_seed(3)
-        out = flash_ext.forward(q, k, v, dropout_p=p)
-        columns.append(out.permute(0, 2, 1, 3).reshape(batch * heads, seqlen_q, 64)[..., : seqlen_k - first])
-    return torch.cat(columns, 2).cpu() * seqlen_k
+@pytest.fixture
+def factors(device: str, dtype: torch.dtype):
+    """Equal probabilities and unit values show the factor of every entry: (batch * heads, seqlen_q, seqlen_k)."""
+
+    def run(p: float, batch: int, heads: int, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+        q = torch.zeros(batch, seqlen_q, heads, 64, device=device, dtype=dtype)
+        k = torch.zeros(batch, seqlen_k, heads, 64, device=device, dtype=dtype)
+        columns = []
+        for first in range(0, seqlen_k, 64):
+            unit = torch.arange(seqlen_k, device=device)[:, None] == first + torch.arange(64, device=device)
+            v = unit.to(dtype)[None, :, None].expand(batch, -1, heads, -1)
+            torch.manual_seed(3)
+            out = flash_ext.forward(q, k, v, dropout_p=p)
+            columns.append(out.permute(0, 2, 1, 3).reshape(batch * heads, seqlen_q, 64)[..., : seqlen_k - first])
+        return torch.cat(columns, 2).cpu() * seqlen_k
+
+    return run
 
 
-def test_bits_are_philox(path: str, device: str) -> None:
+def test_bits_are_philox(factors, close, device: str) -> None:
     p, batch, heads, seqlen_q, seqlen_k = 0.3, 2, 2, 70, 130
-    factors = dropped_by(path, device, p, batch, heads, seqlen_q, seqlen_k)
+    got = factors(p, batch, heads, seqlen_q, seqlen_k)
     torch.manual_seed(3)
     seed, offset = new_rng_state(torch.device(device)).tolist()
-    want = kept(seed, offset, p, batch * heads, seqlen_q, seqlen_k) / (1 - p)
-    assert torch.allclose(factors, want.float(), atol=1e-4)
+    assert close(got, kept(seed, offset, p, batch * heads, seqlen_q, seqlen_k) / (1 - p))
 
 
-def test_backward_drops_the_same(path: str, device: str) -> None:
+def test_backward_drops_the_same(device: str, dtype: torch.dtype, close) -> None:
     """With equal probabilities dv is the transpose of what the forward kept."""
-    q, k = (torch.zeros(1, 64, 1, 64, device=device) for _ in range(2))
-    v = torch.eye(64, device=device)[None, :, None].requires_grad_()
+    q, k = (torch.zeros(1, 64, 1, 64, device=device, dtype=dtype) for _ in range(2))
+    unit = torch.eye(64, device=device, dtype=dtype)[None, :, None]
+    v = unit.clone().requires_grad_()
     out = flash_ext.forward(q, k, v, dropout_p=0.4)
-    out.backward(torch.eye(64, device=device)[None, :, None])
-    assert torch.allclose(out[0, :, 0], v.grad[0, :, 0].T, atol=1e-6)
+    out.backward(unit)
+    assert close(out[0, :, 0] * 64, v.grad[0, :, 0].T * 64)
 
 
-def test_seeds(path: str, device: str) -> None:
-    q, k, v = (torch.randn(1, 100, 2, 64, device=device) for _ in range(3))
-    runs = [Problem(q, k, v, {"dropout_p": 0.5}, seed=seed).run(path)["out"] for seed in (1, 1, 2)]
+def test_seeds(path: str, device: str, dtype: torch.dtype) -> None:
+    q, k, v = (torch.randn(1, 100, 2, 64, device=device).to(dtype) for _ in range(3))
+    runs = [Problem(q, k, v, {"dropout_p": 0.5}, seed=seed).run(path, backward=False)["out"] for seed in (1, 1, 2)]
     assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[0], runs[2])

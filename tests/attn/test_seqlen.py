@@ -16,10 +16,10 @@ def cumulative(lengths, device: str) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
 
 
-def test_packed_is_dense_per_sequence(path: str, device: str) -> None:
+def test_packed_is_dense_per_sequence(device: str, dtype: torch.dtype, close) -> None:
     tail = 37  # rows that no sequence owns
-    q = torch.randn(sum(LENGTHS_Q) + tail, 4, 32, device=device)
-    k, v = (torch.randn(sum(LENGTHS_K) + tail, 2, 32, device=device) for _ in range(2))
+    q = torch.randn(sum(LENGTHS_Q) + tail, 4, 32, device=device).to(dtype)
+    k, v = (torch.randn(sum(LENGTHS_K) + tail, 2, 32, device=device).to(dtype) for _ in range(2))
     q[-tail:], k[-tail:], v[-tail:] = math.nan, math.nan, math.nan
     cu_q, cu_k = cumulative(LENGTHS_Q, device), cumulative(LENGTHS_K, device)
     for causal in (False, True):
@@ -36,20 +36,20 @@ def test_packed_is_dense_per_sequence(path: str, device: str) -> None:
             alone = [t[rows].clone()[None].requires_grad_() for t, rows in ((q, rows_q), (k, rows_k), (v, rows_k))]
             want, want_lse = flash_ext.forward(*alone, causal=causal, return_lse=True)
             want.backward(dout[rows_q][None])
-            assert torch.allclose(out[rows_q], want[0], atol=1e-5)
-            assert torch.allclose(lse[:, rows_q], want_lse[0], atol=1e-5)
+            assert close(out[rows_q], want[0])
+            assert close(lse[:, rows_q], want_lse[0], lse=True)
             for leaf, rows, reference in zip(leaves, (rows_q, rows_k, rows_k), alone, strict=True):
-                assert torch.allclose(leaf.grad[rows], reference.grad[0], atol=1e-5)
+                assert close(leaf.grad[rows], reference.grad[0])
         assert all((leaf.grad[-tail:] == 0).all() for leaf in leaves)
 
 
-def test_used_keys(path: str, device: str) -> None:
+def test_used_keys(device: str, dtype: torch.dtype, close) -> None:
     """seqused_k shortens a sequence; causal masks align with its shortened end."""
-    q = torch.randn(60, 2, 32, device=device)
-    k, v = torch.randn(90, 2, 32, device=device), torch.randn(90, 2, 32, device=device)
+    q = torch.randn(60, 2, 32, device=device).to(dtype)
+    k, v = (torch.randn(90, 2, 32, device=device).to(dtype) for _ in range(2))
     k[65:], v[65:] = math.nan, math.nan
     lengths = (cumulative([60], device), cumulative([90], device), 60, 90)
     used = torch.tensor([65], dtype=torch.int32, device=device)
     got = flash_ext.flash_attn_varlen_func(q, k, v, *lengths, causal=True, seqused_k=used)
     want = flash_ext.forward(q[None], k[None, :65], v[None, :65], causal=True)
-    assert torch.allclose(got, want[0], atol=1e-5)
+    assert close(got, want[0])
