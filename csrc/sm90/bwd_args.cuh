@@ -48,34 +48,37 @@ struct BwdTraits {
   static constexpr int kDsBytes = kMainWarpgroups * kBlockM * 128;
 };
 
-// The keys of this thread block and the queries that see them. Lies in shared memory: the main warpgroups have no registers
-// to spare, and all but the ranges is needed rarely.
-struct BwdBlock {
+// The keys of a thread block.
+struct BwdKeys {
   int batch, head_kv, n_block;
   SeqInfo seq;
-  int rows_k;          // rows of dk and dv that belong to the segment: seqlen_k and the unused ones behind it
+  int rows_k;  // rows of dk and dv that belong to the segment: seqlen_k and the unused ones behind it
+  bool empty;  // the segment has no such keys
+
+  // Number `index` in the order of blocks of `block_n` keys.
+  __device__ static BwdKeys of(const BwdArgs& args, int index, int block_n) {
+    const AttnParams& p = args.p;
+    const BwdOrder::Item item = args.order.at(index);
+    BwdKeys k{item.head / p.num_heads_kv, item.head % p.num_heads_kv, item.n_block};
+    k.seq = SeqInfo::of(p, k.batch);
+    k.rows_k = SeqInfo::rows_of_k(p, k.batch);
+    k.empty = k.n_block * block_n >= k.rows_k;
+    return k;
+  }
+};
+
+// The keys and the queries that see them. Lies in shared memory: the main warpgroups have no registers to spare, and all
+// but the ranges is needed rarely.
+struct BwdBlock : BwdKeys {
   Band band;
   BwdSteps steps;
   BlockRange mine[2];  // the queries that see the 64 keys of each main warpgroup
   int foreign_m;       // the tile of queries that holds rows of another segment; -1: none
   int64_t band0;       // first band of the segment's queries
 
-  __device__ bool empty() const { return steps.count < 0; }  // the segment has no such keys
-
-  // Number `index` in the order of blocks of `block_n` keys.
-  __device__ static BwdBlock of(const BwdArgs& args, int64_t index, int block_m, int block_n) {
-    BwdBlock b{};
+  __device__ static BwdBlock of(const BwdArgs& args, int index, int block_m, int block_n) {
     const AttnParams& p = args.p;
-    const BwdOrder::Item item = args.order.at(index);
-    b.batch = item.head / p.num_heads_kv;
-    b.head_kv = item.head % p.num_heads_kv;
-    b.n_block = item.n_block;
-    b.seq = SeqInfo::of(p, b.batch);
-    b.rows_k = SeqInfo::rows_of_k(p, b.batch);
-    if (b.n_block * block_n >= b.rows_k) {
-      b.steps.count = -1;
-      return b;
-    }
+    BwdBlock b{BwdKeys::of(args, index, block_n)};
     b.band = Band::of(p, b.seq);
     const BlockRange range = query_blocks(b.band, b.n_block * block_n, block_n, block_m);
     b.steps = {range.begin, range.count(), p.num_heads / p.num_heads_kv};

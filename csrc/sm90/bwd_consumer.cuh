@@ -65,11 +65,12 @@ struct MainWarpgroup {
     if constexpr (Traits::kGeneral) {
       const GeneralScores general{args.p, block.band, block.batch,
                                   block.head_kv * block.steps.group + head};
+      const uint32_t visible = general.visible_entries<kBlockM>(key(), first_query);
       const uint32_t kept = general.kept_entries<kBlockM>(key(), first_query);
 #pragma unroll
       for (int g = 0; g < kBlockM / 8; g++) {
         uint32_t packed[2];
-        general.exponentials<T>(acc_s, packed, g, stats, key(), first_query, kept);
+        general.exponentials<T>(acc_s, packed, g, stats, key(), first_query, visible, kept);
         p[g / 2][g % 2 * 2] = packed[0], p[g / 2][g % 2 * 2 + 1] = packed[1];
       }
     } else {

@@ -1,56 +1,47 @@
 // Bitwise equal dQ in whatever order thread blocks add to it: the sum is kept in integers, which add up exactly. A row's
 // unit comes from a bound that holds for every partial sum,
-//   |dQ_ic| <= sum_j P_ij |dP_ij - delta_i| |K_jc| <= (|dO_i| max_j |V_j| + |delta_i|) max |K|
-// with Euclidean norms of rows: so a sum of 30 bits cannot overflow, and its unit is far below the rounding of the 16-bit
-// result. NaN or infinity in the inputs make the bound, and with it the row, NaN.
+//   |dQ_ic| <= sum_j P_ij |dP_ij - delta_i| |K_jc| <= (|dO_i| sqrt(head_dim_v) max |V| + |delta_i|) max |K|
+// with the Euclidean norm of the row of dO: so a sum of 30 bits cannot overflow, and its unit is far below the rounding of
+// the 16-bit result. NaN or infinity in the inputs make the bound, and with it the row, NaN.
 #pragma once
 
 #include "bwd_args.cuh"
 
 namespace flash::sm90 {
 
-// The largest norm of a row of V and the largest |K| among the used keys of each key-value head. One warp per key; the
-// bits of non-negative floats order like the floats, NaN above all.
-inline constexpr int kBoundsWarps = 8, kBoundsKeysPerWarp = 4;
+// The largest |V| and |K| among the used keys of each key-value head. A thread block takes kBoundsKeys keys of one head;
+// the bits of non-negative floats order like the floats, NaN above all.
+inline constexpr int kBoundsThreads = 256, kBoundsKeys = 128;
 
 template <class T>
-__device__ __forceinline__ void bounds_of_row(const T* row, int columns, float& sum_of_squares, uint32_t& largest) {
-  for (int c = threadIdx.x % 32 * 8; c < columns; c += 256) {
-    const uint4 x = *reinterpret_cast<const uint4*>(row + c);
+__device__ __forceinline__ uint32_t largest_of(const T* first, int64_t stride, int rows, int columns) {
+  const int chunks = columns / 8;
+  uint32_t largest = 0;
+#pragma unroll 8
+  for (int i = threadIdx.x; i < rows * chunks; i += kBoundsThreads) {
+    const uint4 x = *reinterpret_cast<const uint4*>(first + i / chunks * stride + i % chunks * 8);
     const T* values = reinterpret_cast<const T*>(&x);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      const float v = to_float(values[i]);
-      sum_of_squares = fmaf(v, v, sum_of_squares);
-      largest = max(largest, __float_as_uint(fabsf(v)));
-    }
+    for (int c = 0; c < 8; c++) largest = max(largest, __float_as_uint(fabsf(to_float(values[c]))));
   }
+  return __reduce_max_sync(~0u, largest);
 }
 
 template <class T>
-__global__ void __launch_bounds__(32 * kBoundsWarps) bwd_key_bounds(const __grid_constant__ BwdArgs args, int key_blocks) {
+__global__ void __launch_bounds__(kBoundsThreads) bwd_key_bounds(const __grid_constant__ BwdArgs args, int key_blocks) {
   const BwdParams& p = args.p;
   const int block = int(blockIdx.x % key_blocks), item = int(blockIdx.x / key_blocks);
   const int batch = item / p.num_heads_kv, head = item % p.num_heads_kv;
   const SeqInfo seq = SeqInfo::of(p, batch);
-  const int key0 = (block * kBoundsWarps + threadIdx.x / 32) * kBoundsKeysPerWarp;
-  uint32_t largest_norm2 = 0, largest_k = 0, ignored_largest = 0;
-#pragma unroll
-  for (int i = 0; i < kBoundsKeysPerWarp; i++) {
-    const int key = key0 + i;
-    if (key >= seq.seqlen_k) break;
-    float ignored = 0.f, norm2 = 0.f;
-    bounds_of_row(static_cast<const T*>(p.k.ptr) + offset_of(p.k, batch, seq.k0, key, head), p.head_dim, ignored, largest_k);
-    bounds_of_row(static_cast<const T*>(p.v.ptr) + offset_of(p.v, batch, seq.k0, key, head), p.head_dim_v, norm2,
-                  ignored_largest);
-#pragma unroll
-    for (int lane = 1; lane < 32; lane *= 2) norm2 += __shfl_xor_sync(~0u, norm2, lane);
-    largest_norm2 = max(largest_norm2, __float_as_uint(norm2));
-  }
-  largest_k = __reduce_max_sync(~0u, largest_k);
-  if (threadIdx.x % 32 != 0 || key0 >= seq.seqlen_k) return;
+  const int key0 = block * kBoundsKeys, keys = min_of(kBoundsKeys, seq.seqlen_k - key0);
+  if (keys <= 0) return;
+  const uint32_t largest_v = largest_of(static_cast<const T*>(p.v.ptr) + offset_of(p.v, batch, seq.k0, key0, head),
+                                        p.v.row, keys, p.head_dim_v);
+  const uint32_t largest_k = largest_of(static_cast<const T*>(p.k.ptr) + offset_of(p.k, batch, seq.k0, key0, head),
+                                        p.k.row, keys, p.head_dim);
+  if (threadIdx.x % 32 != 0) return;
   uint32_t* bounds = args.key_bounds + 2 * int64_t(item);
-  atomicMax(bounds, __float_as_uint(sqrtf(__uint_as_float(largest_norm2))));
+  atomicMax(bounds, largest_v);
   atomicMax(bounds + 1, largest_k);
 }
 
@@ -61,25 +52,45 @@ __device__ __forceinline__ float fixed_point_scale(const BwdArgs& args, int batc
   const uint32_t* bounds = args.key_bounds + 2 * (int64_t(batch) * p.num_heads_kv + head_kv);
   const float dropout_scale = p.dropout_p > 0.f ? 1.f / (1.f - p.dropout_p) : 1.f;
   constexpr float kRounding = 1.0625f;  // P and dS are rounded to 16 bit
-  const float bound = (norm * dropout_scale * __uint_as_float(bounds[0]) + fabsf(delta)) * __uint_as_float(bounds[1]) * kRounding;
+  const float largest_dp = norm * dropout_scale * sqrtf(float(p.head_dim_v)) * __uint_as_float(bounds[0]);
+  const float bound = (largest_dp + fabsf(delta)) * __uint_as_float(bounds[1]) * kRounding;
   if (!(bound < INFINITY)) return NAN;
   int exponent;
   frexpf(bound, &exponent);  // bound < 2^exponent
   return ldexpf(1.f, 30 - max_of(exponent, -90));
 }
 
-__device__ __forceinline__ void red_add(int32_t* address, int32_t x) {
-  asm volatile("red.global.add.s32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
+// x rounded to an integer, |x| <= 2^30. The conversion instruction shares its unit with the exponentials of the main
+// warpgroups, so that numbers below 2^22 go through an addition: 1.5 * 2^23 + x has x in its mantissa.
+__device__ __forceinline__ int32_t to_integer(float x) {
+  constexpr float kMagic = 12582912.f;
+  int32_t rounded = __float_as_int(x + kMagic) - __float_as_int(kMagic);
+  asm("{\n.reg .pred large;\n.reg .f32 size;\nabs.f32 size, %1;\nsetp.geu.f32 large, size, 0f4A800000;\n"
+      "@large cvt.rni.s32.f32 %0, %1;\n}"
+      : "+r"(rounded)
+      : "f"(x));
+  return rounded;
 }
 
-// As add_to_accumulator, for the band's rows lane / 4 and lane / 4 + 8 with their scales.
+// Two integers are added as one of 64 bits: half the additions, and what carries from the lower to the upper one is taken
+// out at the end.
+__device__ __forceinline__ void red_add_pair(int64_t* address, float low, float high) {
+  const int64_t pair = (int64_t(to_integer(high)) << 32) + to_integer(low);
+  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(pair) : "memory");
+}
+__device__ __forceinline__ int2 split_pair(int64_t sum) {
+  const int32_t low = int32_t(sum);
+  return {low, int32_t((sum - low) >> 32)};
+}
+
+// As DqBand::add, for the band's rows lane / 4 and lane / 4 + 8 with their scales.
 template <int kCount>
-__device__ __forceinline__ void add_fixed_point(int32_t* dst, const float (&acc)[kCount], int groups, float scale0, float scale1) {
+__device__ __forceinline__ void add_fixed_point(int64_t* dst, const float (&acc)[kCount], int groups, float scale0, float scale1) {
 #pragma unroll
   for (int g = 0; g < kCount / 4; g++)
     if (g < groups) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) red_add(dst + g * 128 + i * 32, __float2int_rn(acc[4 * g + i] * (i < 2 ? scale0 : scale1)));
+      red_add_pair(dst + g * 64, acc[4 * g] * scale0, acc[4 * g + 1] * scale0);
+      red_add_pair(dst + g * 64 + 32, acc[4 * g + 2] * scale1, acc[4 * g + 3] * scale1);
     }
 }
 

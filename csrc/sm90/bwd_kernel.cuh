@@ -29,13 +29,25 @@ __device__ __forceinline__ void init_barriers(BwdSmem<Traits> smem) {
   ptx::fence_mbarrier_init();
 }
 
-// The first copies, by one thread. Only what the preprocess kernel writes has to wait for it.
+// Barriers, the first copies, and `block`: by two threads at a time, for this is what a short sequence waits for. Only what
+// the preprocess kernel writes has to wait for it. False: there is nothing to do.
 template <class Traits>
-__device__ __forceinline__ void start_loads(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem) {
-  load_keys<Traits>(args, block, smem);
+__device__ __forceinline__ bool start(const BwdArgs& args, BwdBlock& block, BwdSmem<Traits> smem) {
+  if (threadIdx.x == 32) block = BwdBlock::of(args, blockIdx.x, Traits::kBlockM, Traits::kBlockN);
+  if (threadIdx.x == 0) {
+    const BwdKeys keys = BwdKeys::of(args, blockIdx.x, Traits::kBlockN);
+    if (!keys.empty) {
+      init_barriers<Traits>(smem);
+      load_keys<Traits>(args, keys, smem);
+    }
+  }
+  __syncthreads();
+  if (block.empty) return false;
   ptx::griddepcontrol_wait();
-  for (int i = 0; i < Traits::kStages && i < block.steps.total(); i++)
-    load_queries<Traits>(args, block, smem, i, block.steps.ahead({block.steps.begin, 0}, i));
+  if (threadIdx.x == 0)
+    for (int i = 0; i < Traits::kStages && i < block.steps.total(); i++)
+      load_queries<Traits>(args, block, smem, i, block.steps.ahead({block.steps.begin, 0}, i));
+  return true;
 }
 
 // K and V of unused keys become zeros, so that what they hold cannot reach dQ.
@@ -71,15 +83,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(const __grid_c
   ptx::griddepcontrol_launch_dependents();
 
   BwdBlock& block = *reinterpret_cast<BwdBlock*>(shared + smem.kBlock);
-  if (threadIdx.x == 0) block = BwdBlock::of(args, blockIdx.x, Traits::kBlockM, Traits::kBlockN);
-  __syncthreads();
-  if (block.empty()) return;
-  if (threadIdx.x == 0) {
-    init_barriers<Traits>(smem);
-    start_loads<Traits>(args, block, smem);
-  }
-  __syncthreads();
-  ptx::griddepcontrol_wait();
+  if (!start<Traits>(args, block, smem)) return;
   ptx::mbarrier_wait(smem.kv_full(), 0);
   clear_unused_keys<Traits>(block, smem);
 

@@ -90,13 +90,13 @@ template <class T>
 void launch_key_bounds(const BwdArgs& args, cudaStream_t stream) {
   const BwdParams& p = args.p;
   const int64_t heads = int64_t(p.batch) * p.num_heads_kv;
-  const int key_blocks = ceil_div(p.seqlen_k, kBoundsWarps * kBoundsKeysPerWarp);
+  const int key_blocks = ceil_div(p.seqlen_k, kBoundsKeys);
   FLASH_CHECK_ARG(heads * key_blocks <= INT32_MAX, "bwd_key_bounds needs ", heads * key_blocks,
                   " thread blocks: at most ", INT32_MAX);
   if (heads == 0) return;
   FLASH_CHECK_CUDA(cudaMemsetAsync(args.key_bounds, 0, size_t(heads) * 2 * sizeof(uint32_t), stream), "key_bounds");
   if (key_blocks == 0) return;
-  bwd_key_bounds<T><<<unsigned(heads * key_blocks), 32 * kBoundsWarps, 0, stream>>>(args, key_blocks);
+  bwd_key_bounds<T><<<unsigned(heads * key_blocks), kBoundsThreads, 0, stream>>>(args, key_blocks);
   check_launch("bwd_key_bounds");
 }
 
@@ -111,10 +111,10 @@ void launch_preprocess(const BwdArgs& args, cudaStream_t stream) {
   check_launch("bwd_preprocess");
 }
 
-template <class T>
+template <class T, int kHeadDim>
 void launch_postprocess(const BwdArgs& args, cudaStream_t stream) {
   const PostprocessGrid grid{ceil_div(args.p.seqlen_q, kBandRows)};
-  launch_dependent("bwd_postprocess", bwd_postprocess<T>, grid.count(args.p.batch, args.p.num_heads),
+  launch_dependent("bwd_postprocess", bwd_postprocess<T, kHeadDim>, grid.count(args.p.batch, args.p.num_heads),
                    32 * PostprocessGrid::kWarps, 0, stream, args, grid);
 }
 
@@ -127,7 +127,7 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, 64 * Traits::kPanels>(args, s);
   launch_dependent("bwd_sm90", bwd_kernel<Traits>, args.order.count(), Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
-  launch_postprocess<T>(args, s);
+  launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 
 template <class Traits>
@@ -140,7 +140,7 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
   launch_dependent("bwd_pair_sm90", bwd_pair_kernel<Traits>, 2 * args.order.count(), Traits::kThreads,
                    BwdPairSmem<Traits>::kBytes, s, args);
-  launch_postprocess<T>(args, s);
+  launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 
 // Registered for the rows of one head_dim by the .cu files.

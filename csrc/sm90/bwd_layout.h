@@ -6,9 +6,9 @@
 //   dq_accum  fp32 (num_heads, bands, head_dim / 8, 32, 4): eight columns of a band lie as the 32 lanes of a warp hold
 //             them, four numbers each: rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}
 // and where bitwise equal results are asked for (bwd_fixed_point.cuh):
-//   dq_accum    int32 (num_heads, bands, head_dim / 8, 4, 32): the same numbers, integers
+//   dq_accum    int32 (num_heads, bands, head_dim / 8, 2, 32, 2): the same numbers, integers; the two rows apart
 //   row_scale   fp32 (num_heads, bands, 16): what a row of dQ was multiplied with to become integers
-//   key_bounds  uint32 (batch, num_heads_kv, 2): largest norm of a row of V, largest |K|, as the bits of floats
+//   key_bounds  uint32 (batch, num_heads_kv, 2): largest |V| and |K|, as the bits of floats
 #pragma once
 
 #include "../attn/mask.h"
@@ -54,9 +54,9 @@ struct BwdOrder {
   struct Item {
     int n_block, head;
   };
-  FLASH_HD Item at(int64_t index) const {
-    const int64_t per_section = int64_t(section) * n_blocks;
-    const int s = int(index / per_section), rest = int(index - s * per_section);
+  FLASH_HD Item at(int index) const {
+    const int per_section = section * n_blocks;
+    const int s = index / per_section, rest = index - s * per_section;
     const int size = min_of(section, heads - s * section);
     return {rest / size, s * section + rest % size};
   }

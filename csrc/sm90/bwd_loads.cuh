@@ -17,7 +17,7 @@ __device__ __forceinline__ void load_tile(uint32_t dst, int panel_bytes, const C
 }
 
 template <class Traits>
-__device__ __forceinline__ void load_keys(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem) {
+__device__ __forceinline__ void load_keys(const BwdArgs& args, const BwdKeys& block, BwdSmem<Traits> smem) {
   const int row = int(block.seq.k0) + block.n_block * Traits::kBlockN;
   const int batch = args.p.cu_seqlens_k ? 0 : block.batch;
   ptx::mbarrier_arrive_expect_tx(smem.kv_full(), 2 * Traits::kKvBytes);

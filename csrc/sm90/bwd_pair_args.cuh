@@ -24,7 +24,7 @@ struct BwdPairTraits {
 
   static constexpr int kPanelBytes = kKeys * 128;  // 64 rows of 64 columns: of K, V, Q, dO, dS alike
   static constexpr int kStatsBytes = kBlockM * 2 * int(sizeof(float));
-  static_assert(kBlockM == 64 && kTile.block_n == 2 * kKeys && kTile.dq_columns == kHalf);
+  static_assert(kBlockM == 64 && kTile.block_n == 2 * kKeys && kHalf % kTile.dq_columns == 0);
 };
 
 // Barriers. "remote": by the other thread block of the pair.

@@ -82,13 +82,14 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
   __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, uint32_t stats, int first_query) {
     const GeneralScores general{args.p, block.band, block.batch,
                                 block.head_kv * block.steps.group + this->head};
+    const uint32_t visible = general.visible_entries<kBlockM>(this->key(), first_query);
     const uint32_t kept = general.kept_entries<kBlockM>(this->key(), first_query);
     const uint32_t address = transposed_address(smem.slot(this->slot()));
     uint32_t factor[4];
 #pragma unroll
     for (int g = 0; g < kBlockM / 8; g++) {
       uint32_t packed[2];
-      general.exponentials<T>(acc_s, packed, g, stats, this->key(), first_query, kept);
+      general.exponentials<T>(acc_s, packed, g, stats, this->key(), first_query, visible, kept);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         p[g / 2][g % 2 * 2 + r] = packed[r];

@@ -7,9 +7,9 @@
 
 namespace flash::sm90 {
 
-// acc (+)= dS (64 x 64 keys) K (64 keys x kHalf)
-template <class Traits>
-__device__ __forceinline__ void issue_half_dq(float (&acc)[Traits::kHalf / 2], uint32_t ds, uint32_t keys, bool accumulate) {
+// acc (+)= dS (64 x 64 keys) K (64 keys x 2 kCount columns)
+template <class Traits, int kCount>
+__device__ __forceinline__ void issue_half_dq(float (&acc)[kCount], uint32_t ds, uint32_t keys, bool accumulate) {
   const ptx::Descriptor a = ptx::Descriptor::of(ds).opaque(), b = ptx::Descriptor::of(keys, Traits::kPanelBytes).opaque();
   ptx::wgmma_fence();
 #pragma unroll
@@ -22,12 +22,13 @@ __device__ __forceinline__ void issue_half_dq(float (&acc)[Traits::kHalf / 2], u
 template <class Traits>
 __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank) {
   constexpr int kBandsOfStep = Traits::kBlockM / kBandRows, kFirstGroup = Traits::kHalf / 8;
+  constexpr int kColumns = Traits::kTile.dq_columns, kPieces = Traits::kHalf / kColumns;
   const int warp = threadIdx.x / 32 % 4;
   const int groups = args.p.head_dim / 8, bands = ceil_div(block.seq.seqlen_q, kBandRows);
   const uint32_t own_k = Traits::kHalfIsPanels ? smem.k() + rank * Traits::kHalfPanels * Traits::kPanelBytes : smem.own_k();
   const int total = block.steps.total();
   BwdSteps::Step step{block.steps.begin, 0};
-  float acc[Traits::kHalf / 2];
+  float acc[kColumns / 2];
 #pragma unroll 1
   for (int index = 0; index < total; index++) {
     const int slot = index % Traits::kDsStages;
@@ -35,18 +36,24 @@ __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock&
     const int my_band = step.m_block * kBandsOfStep + warp, head = block.head_kv * block.steps.group + step.head;
     const DqBand dq = DqBand::of(args, head * args.bands + block.band0 + min_of(my_band, bands - 1));
     ptx::mbarrier_wait(smem.ds_full(slot), phase);
-    ptx::pin(acc);
-    issue_half_dq<Traits>(acc, smem.slot(slot), own_k, false);
-    ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
-    if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
-    issue_half_dq<Traits>(acc, smem.peer_ds(slot), smem.peer_k(), true);
-    ptx::wgmma_wait_group<0>();
-    ptx::pin(acc);
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(smem.slot_empty(slot));
-      ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; piece++) {
+      const int panels = piece * (kColumns / 64) * Traits::kPanelBytes;
+      ptx::pin(acc);
+      issue_half_dq<Traits>(acc, smem.slot(slot), own_k + panels, false);
+      if (piece == 0) {
+        ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
+        if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
+      }
+      issue_half_dq<Traits>(acc, smem.peer_ds(slot), smem.peer_k() + panels, true);
+      ptx::wgmma_wait_group<0>();
+      ptx::pin(acc);
+      if (piece == kPieces - 1 && threadIdx.x % 32 == 0) {
+        ptx::mbarrier_arrive(smem.slot_empty(slot));
+        ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
+      }
+      if (my_band < bands) dq.add(args, acc, rank * kFirstGroup + piece * (kColumns / 8), groups);
     }
-    if (my_band < bands) dq.add(args, acc, rank * kFirstGroup, groups);
     step = block.steps.ahead(step, 1);
   }
 }

@@ -37,16 +37,31 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem) {
     ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
 }
 
+// As in bwd_kernel.cuh. No block may arrive at the other's barriers before those are initialised.
 template <class Traits>
-__device__ __forceinline__ void start_pair_loads(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                                 int rank) {
-  load_pair_keys<Traits>(args, block, smem, rank);
-  ptx::griddepcontrol_wait();
-  for (int i = 0; i < Traits::kStages && i < block.steps.total(); i++) {
-    const BwdSteps::Step step = block.steps.ahead({block.steps.begin, 0}, i);
-    load_q<Traits>(args, block, smem, i, step);
-    load_dout<Traits>(args, block, smem, i, step);
+__device__ __forceinline__ bool start_pair(const BwdArgs& args, BwdBlock& block, BwdPairSmem<Traits> smem, int rank) {
+  constexpr int kKeysOfPair = Traits::kTile.block_n;
+  if (threadIdx.x == 32) block = BwdBlock::of(args, blockIdx.x / 2, Traits::kBlockM, kKeysOfPair);
+  if (threadIdx.x == 0) {
+    const BwdKeys keys = BwdKeys::of(args, blockIdx.x / 2, kKeysOfPair);
+    if (!keys.empty) {
+      init_pair_barriers<Traits>(smem);
+      load_pair_keys<Traits>(args, keys, smem, rank);
+    }
   }
+  __syncthreads();
+  if (block.empty) return false;  // in both
+  ptx::griddepcontrol_wait();
+  if (threadIdx.x == 0)
+    for (int i = 0; i < Traits::kStages && i < block.steps.total(); i++) {
+      const BwdSteps::Step step = block.steps.ahead({block.steps.begin, 0}, i);
+      load_q<Traits>(args, block, smem, i, step);
+      load_dout<Traits>(args, block, smem, i, step);
+    }
+  __syncwarp();
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
+  return true;
 }
 
 // K and V of unused keys become zeros, in all copies, so that what they hold cannot reach dQ.
@@ -74,16 +89,7 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(Traits::kThreads, 1)
   ptx::griddepcontrol_launch_dependents();
 
   BwdBlock& block = *reinterpret_cast<BwdBlock*>(shared + smem.kBlock);
-  if (threadIdx.x == 0) block = BwdBlock::of(args, blockIdx.x / 2, Traits::kBlockM, Traits::kTile.block_n);
-  __syncthreads();
-  if (block.empty()) return;  // so does the other one
-  if (threadIdx.x == 0) {
-    init_pair_barriers<Traits>(smem);
-    start_pair_loads<Traits>(args, block, smem, rank);
-  }
-  ptx::barrier_cluster_arrive();
-  ptx::barrier_cluster_wait();
-  ptx::griddepcontrol_wait();
+  if (!start_pair<Traits>(args, block, smem, rank)) return;
   ptx::mbarrier_wait(smem.kv_full(), 0);
   clear_unused_pair_keys<Traits>(block, smem, rank);
 

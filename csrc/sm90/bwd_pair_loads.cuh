@@ -9,7 +9,7 @@
 namespace flash::sm90 {
 
 template <class Traits>
-__device__ __forceinline__ void load_pair_keys(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+__device__ __forceinline__ void load_pair_keys(const BwdArgs& args, const BwdKeys& block, BwdPairSmem<Traits> smem,
                                                int rank) {
   constexpr int kPanel = Traits::kPanelBytes;
   constexpr int kHalves = Traits::kHalfPanels * (Traits::kHalfIsPanels ? 1 : 2);

@@ -3,6 +3,7 @@
 
 #include "../ptx/griddep.cuh"
 #include "bwd_epilogue.cuh"
+#include "bwd_fixed_point.cuh"
 
 namespace flash::sm90 {
 
@@ -13,22 +14,17 @@ struct PostprocessGrid {
   FLASH_HD static int64_t ceil_div_64(int64_t a, int64_t b) { return (a + b - 1) / b; }
 };
 
-// This lane's four numbers of a group of eight columns.
-__device__ __forceinline__ void load_accumulator(const BwdArgs& args, int64_t group, int64_t row, float* acc) {
+// This lane's four numbers of a group of eight columns. `row`: of row_scale.
+__device__ __forceinline__ float4 load_accumulator(const BwdArgs& args, int64_t group, int64_t row) {
   const int lane = threadIdx.x % 32;
-  if (args.p.deterministic) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int32_t x = __ldcs(reinterpret_cast<const int32_t*>(args.dq_accum) + group + i * 32 + lane);
-      acc[i] = float(x) / args.row_scale[row + lane / 4 + i / 2 * 8];
-    }
-  } else {
-    const float4 x = __ldcs(reinterpret_cast<const float4*>(args.dq_accum + group) + lane);
-    acc[0] = x.x, acc[1] = x.y, acc[2] = x.z, acc[3] = x.w;
-  }
+  if (!args.p.deterministic) return __ldcs(reinterpret_cast<const float4*>(args.dq_accum + group) + lane);
+  const long long* sums = reinterpret_cast<const long long*>(args.dq_accum + group) + lane;
+  const int2 upper = split_pair(__ldcs(sums)), lower = split_pair(__ldcs(sums + 32));
+  const float unit0 = 1.f / args.row_scale[row + lane / 4], unit1 = 1.f / args.row_scale[row + lane / 4 + 8];
+  return {float(upper.x) * unit0, float(upper.y) * unit0, float(lower.x) * unit1, float(lower.y) * unit1};
 }
 
-template <class T>
+template <class T, int kHeadDim>
 __global__ void __launch_bounds__(32 * PostprocessGrid::kWarps) bwd_postprocess(const __grid_constant__ BwdArgs args,
                                                                                 PostprocessGrid grid) {
   const BwdParams& p = args.p;
@@ -45,13 +41,18 @@ __global__ void __launch_bounds__(32 * PostprocessGrid::kWarps) bwd_postprocess(
   const int64_t band0 = first_band(p, seq, batch) + band;
   const int64_t first = (head * args.bands + band0) * groups * 128;
   T* dst = static_cast<T*>(p.dq.ptr) + offset_of(p.dq, batch, seq.q0, 0, head);
-#pragma unroll 2
-  for (int g = 0; g < groups; g += 4) {
-    float acc[16] = {};
+  constexpr int kChunk = kHeadDim % 64 == 0 ? 8 : 4;  // groups whose loads are in flight together
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-      if (g + i < groups) load_accumulator(args, first + (g + i) * 128, (head * args.bands + band0) * kBandRows, acc + 4 * i);
-    store_rows<T, 32>(dst + 8 * g, p.dq.row, band * kBandRows, seq.seqlen_q, p.head_dim - 8 * g, acc, p.softmax_scale);
+  for (int g0 = 0; g0 < kHeadDim / 8; g0 += kChunk) {
+    float acc[4 * kChunk] = {};
+#pragma unroll
+    for (int i = 0; i < kChunk; i++)
+      if (g0 + i < groups) {
+        const float4 x = load_accumulator(args, first + (g0 + i) * 128, (head * args.bands + band0) * kBandRows);
+        acc[4 * i] = x.x, acc[4 * i + 1] = x.y, acc[4 * i + 2] = x.z, acc[4 * i + 3] = x.w;
+      }
+    store_rows<T, 8 * kChunk>(dst + 8 * g0, p.dq.row, band * kBandRows, seq.seqlen_q, p.head_dim - 8 * g0, acc,
+                              p.softmax_scale);
   }
 }
 

@@ -87,7 +87,17 @@ struct GeneralScores {
   const Band& band;
   const int batch, head;
 
-  // Which of a thread's entries of `kQueries` queries are kept: bit 4g + 2r + c for entry acc[4g + 2r + c].
+  // Which of a thread's entries of `kQueries` queries are visible: bit i for entry acc[i].
+  template <int kQueries>
+  __device__ __forceinline__ uint32_t visible_entries(int key, int first_query) const {
+    const VisibleQueries visible = VisibleQueries::of(band, key, first_query);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kQueries / 2; i++) bits |= uint32_t(visible(i)) << i;
+    return bits;
+  }
+
+  // Which of them dropout keeps.
   template <int kQueries>
   __device__ __forceinline__ uint32_t kept_entries(int key, int first_query) const {
     if (p.dropout_p == 0.f) return ~0u;
@@ -112,8 +122,7 @@ struct GeneralScores {
   // packed by key.
   template <class T, int kCount>
   __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&probabilities)[2], int g, uint32_t stats,
-                                               int key, int first_query, uint32_t kept_entries) const {
-    const VisibleQueries visible = VisibleQueries::of(band, key, first_query);
+                                               int key, int first_query, uint32_t visible_entries, uint32_t kept_entries) const {
     const float2 lse = load_stats<0>(stats, g);
     const float slope = p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.f;
     float kept_p[2][2];  // [key][query]
@@ -122,7 +131,7 @@ struct GeneralScores {
 #pragma unroll
       for (int c = 0; c < 2; c++) {
         const int i = 4 * g + 2 * r + c, query = first_query + 8 * g + c, j = key + 8 * r;
-        const bool seen = visible(i), kept = kept_entries >> i & 1;
+        const bool seen = visible_entries >> i & 1, kept = kept_entries >> i & 1;
         float score = acc_s[i] * p.softmax_scale, derivative = 1.f;
         if (p.softcap != 0.f) {
           float t;
