@@ -128,7 +128,7 @@ def test_more_than_two_to_the_31_elements():
     x[:, -70:] = torch.randn(1, 70, 130, 128, device="cuda").bfloat16()
     out = flash_ext.forward(x[:, -70:], x, x, window_size=(69, 0))
     exact = flash_ext.forward(x[:, -70:].clone(), x[:, -140:].clone(), x[:, -140:].clone(), window_size=(69, 0))
-    assert torch.equal(out, exact)
+    assert torch.allclose(out.float(), exact.float(), atol=1e-2)  # other tiles, other rounding
 
 
 def test_compile_with_inductor():
