@@ -34,9 +34,11 @@ if ! "$bin/python" -c 'import torch' 2>/dev/null; then
   "$bin/python" -c 'import torch' || die "torch is installed but cannot be imported (see above)"
 fi
 
+# What a build without isolation needs (the [build-system] table of pyproject.toml), and numpy for torch.
 missing=
-for name in setuptools ninja numpy; do
+"$bin/python" -c 'import setuptools; assert int(setuptools.__version__.split(".")[0]) >= 77' 2>/dev/null || missing="setuptools>=77"
+for name in ninja numpy; do
   "$bin/python" -c "import $name" 2>/dev/null || missing="$missing $name"
 done
-[ -z "$missing" ] || "$bin/python" -m pip install -q $missing || die "pip could not install$missing"
+[ -z "$missing" ] || "$bin/python" -m pip install -q $missing || die "pip could not install $missing"
 say "$("$bin/python" -c 'import torch, sys; print("Python", sys.version.split()[0], "torch", torch.__version__, "in", sys.prefix)')"
