@@ -92,14 +92,14 @@ FLASH_TARGET void online_softmax(float* scores, int keys, int queries, float* ro
     // A row that has seen no key yet: -inf - -inf would be NaN, exp(-inf - 0) is 0.
     const Vec shift = new_max == -kInf ? Vec{} : new_max;
     const Vec factor = exp(old_max - shift);
-    Vec sum = load(row_sum + i) * factor;
+    Vec sum = {};  // of this tile alone: small sums of few terms round less than one long sum
     for (int j = 0; j < keys; j++) {
       const Vec p = exp(load(scores + j * kBlockM + i) - shift);
       store(scores + j * kBlockM + i, p);
       sum += p;
     }
     store(row_max + i, new_max);
-    store(row_sum + i, sum);
+    store(row_sum + i, load(row_sum + i) * factor + sum);
     store(rescale + i, factor);
   }
 }
