@@ -14,12 +14,12 @@ struct BwdArgs {
   CUtensorMap map_q, map_k, map_v, map_dout;
   BwdParams p;
   BwdOrder order;
-  int64_t bands;    // of one head in the workspace
-  float* stats;     // (num_heads, bands, 2, 16)
-  float* dq_accum;  // (num_heads, bands, head_dim / 8, 32, 4)
+  int64_t bands;         // of one head in the workspace
+  float* stats;          // (num_heads, bands, 2, 16)
+  float* dq_accum;       // (num_heads, bands, head_dim / 8, 32, 4)
   float* row_scale;      // (num_heads, bands, 16)       deterministic only, like key_bounds
   uint32_t* key_bounds;  // (batch, num_heads_kv, 2)
-  float lse_scale;  // stats hold lse times this: log2(e) in plain variants, 1 in general ones
+  float lse_scale;       // stats hold lse times this: log2(e) in plain variants, 1 in general ones
   // What an index of (batch, head) is multiplied with to give a coordinate of the maps: 0 in expanded dimensions.
   struct Step {
     int batch, head;
@@ -67,8 +67,8 @@ struct BwdKeys {
   }
 };
 
-// The keys and the queries that see them. Lies in shared memory: the main warpgroups have no registers to spare, and all
-// but the ranges is needed rarely.
+// The keys and the queries that see them. Lies in shared memory: the main warpgroups have no registers to spare, and
+// all but the ranges is needed rarely.
 struct BwdBlock : BwdKeys {
   Band band;
   BwdSteps steps;
@@ -82,8 +82,7 @@ struct BwdBlock : BwdKeys {
     b.band = Band::of(p, b.seq);
     const BlockRange range = query_blocks(b.band, b.n_block * block_n, block_n, block_m);
     b.steps = {range.begin, range.count(), p.num_heads / p.num_heads_kv};
-    for (int w = 0; w < block_n / 64; w++)
-      b.mine[w] = query_blocks(b.band, b.n_block * block_n + 64 * w, 64, block_m);
+    for (int w = 0; w < block_n / 64; w++) b.mine[w] = query_blocks(b.band, b.n_block * block_n + 64 * w, 64, block_m);
     b.foreign_m = p.cu_seqlens_q && b.seq.seqlen_q % block_m ? b.seq.seqlen_q / block_m : -1;
     b.band0 = first_band(p, b.seq, b.batch);
     return b;
@@ -122,8 +121,12 @@ struct BwdSmem {
   __device__ uint32_t v() const { return base + kV; }
   __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kQBytes; }  // [kPanels][kBlockM][64]
   __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kQBytes; }
-  __device__ uint32_t ds(int stage) const { return base + kDs + stage * Traits::kDsBytes; }  // [kBlockN/64][kBlockM][64]
-  __device__ uint32_t stats(int stage) const { return base + kStats + stage * Traits::kStatsBytes; }  // [kBlockM/16][2][16]
+  __device__ uint32_t ds(int stage) const {
+    return base + kDs + stage * Traits::kDsBytes;
+  }  // [kBlockN/64][kBlockM][64]
+  __device__ uint32_t stats(int stage) const {
+    return base + kStats + stage * Traits::kStatsBytes;
+  }  // [kBlockM/16][2][16]
   __device__ uint32_t kv_full() const { return base + kBarriers; }
   __device__ uint32_t full(int stage) const { return base + kBarriers + 8 * (1 + stage); }
   __device__ uint32_t empty(int stage) const { return full(Traits::kStages + stage); }

@@ -20,7 +20,7 @@ struct MainWarpgroup {
   const BwdSmem<Traits> smem;
   const int warpgroup;
   int index = 0, m_block, head = 0;  // of the step
-  int stage = 0;             // of its Q and dO
+  int stage = 0;                     // of its Q and dO
 
   using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
   using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
@@ -37,13 +37,17 @@ struct MainWarpgroup {
 
   __device__ __forceinline__ void issue_s(Scores& acc_s) {
     const ptx::Descriptor q = ptx::Descriptor::of(smem.q(stage));
-    if constexpr (Traits::kKvInRegisters) issue_scores<T, kHeadDim>(acc_s, k_fragments, q);
-    else issue_scores<T, kHeadDim, Traits::kBlockN>(acc_s, ptx::Descriptor::of(smem.k() + warpgroup * 8192), q);
+    if constexpr (Traits::kKvInRegisters)
+      issue_scores<T, kHeadDim>(acc_s, k_fragments, q);
+    else
+      issue_scores<T, kHeadDim, Traits::kBlockN>(acc_s, ptx::Descriptor::of(smem.k() + warpgroup * 8192), q);
   }
   __device__ __forceinline__ void issue_dp(Scores& acc_dp) {
     const ptx::Descriptor dout = ptx::Descriptor::of(smem.dout(stage));
-    if constexpr (Traits::kKvInRegisters) issue_scores<T, kHeadDim>(acc_dp, v_fragments, dout);
-    else issue_scores<T, kHeadDim, Traits::kBlockN>(acc_dp, ptx::Descriptor::of(smem.v() + warpgroup * 8192), dout);
+    if constexpr (Traits::kKvInRegisters)
+      issue_scores<T, kHeadDim>(acc_dp, v_fragments, dout);
+    else
+      issue_scores<T, kHeadDim, Traits::kBlockN>(acc_dp, ptx::Descriptor::of(smem.v() + warpgroup * 8192), dout);
   }
   __device__ __forceinline__ void issue_dv(Fragments& p) {
     issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(stage), kBlockM * 128));
@@ -63,8 +67,7 @@ struct MainWarpgroup {
     const uint32_t stats = smem.stats(stage);
     const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
     if constexpr (Traits::kGeneral) {
-      const GeneralScores general{args.p, block.band, block.batch,
-                                  block.head_kv * block.steps.group + head};
+      const GeneralScores general{args.p, block.band, block.batch, block.head_kv * block.steps.group + head};
       const uint32_t visible = general.visible_entries<kBlockM>(key(), first_query);
       const uint32_t kept = general.kept_entries<kBlockM>(key(), first_query);
 #pragma unroll
@@ -82,11 +85,14 @@ struct MainWarpgroup {
 
   // dP -> dS
   template <bool kMasked>
-  __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Scores& acc_dp, Fragments& ds) {
+  __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Scores& acc_dp,
+                                          Fragments& ds) {
     const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
     score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(stage), dropout_scale, [&](int i) {
-      if constexpr (Traits::kJoint) return float2{acc_s[i], acc_s[i + 1]};
-      else return unpack2(p[i / 8][i / 2 % 4], T());
+      if constexpr (Traits::kJoint)
+        return float2{acc_s[i], acc_s[i + 1]};
+      else
+        return unpack2(p[i / 8][i / 2 % 4], T());
     });
   }
 
@@ -105,8 +111,10 @@ struct MainWarpgroup {
     const int thread = threadIdx.x % 128;
     zero_rows<128>(smem.q(stage), Traits::kPanels, kBlockM, rows, thread);
     zero_rows<128>(smem.dout(stage), Traits::kPanels, kBlockM, rows, thread);
-    if (warpgroup == 0) ptx::bar_sync(1, 128);
-    else ptx::bar_sync(2, 128);
+    if (warpgroup == 0)
+      ptx::bar_sync(1, 128);
+    else
+      ptx::bar_sync(2, 128);
   }
 
   template <bool kMasked>
@@ -155,9 +163,12 @@ struct MainWarpgroup {
 #pragma unroll 1
     for (; m_block < end; m_block++, index++) {
       ptx::mbarrier_wait(smem.full(stage), phase_of<Traits::kStages>(index));
-      if (kVisit != Visit::kFull && m_block == block.foreign_m) clear_foreign_queries(block.seq.seqlen_q - m_block * kBlockM);
-      if constexpr (kVisit == Visit::kSkip) skip();
-      else step<Traits::kGeneral || kVisit == Visit::kMasked>();
+      if (kVisit != Visit::kFull && m_block == block.foreign_m)
+        clear_foreign_queries(block.seq.seqlen_q - m_block * kBlockM);
+      if constexpr (kVisit == Visit::kSkip)
+        skip();
+      else
+        step<kVisit == Visit::kMasked>();
       if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.empty(stage));
       if (++stage == Traits::kStages) stage = 0;
     }
@@ -174,8 +185,10 @@ struct MainWarpgroup {
     for (head = 0; head < block.steps.group; head++) {
       m_block = begin;
       walk<Visit::kSkip>(min_of(mine.begin, end));
-      walk<Visit::kMasked>(mine.full_begin);
-      walk<Visit::kFull>(mine.full_end);
+      if constexpr (!Traits::kGeneral) {  // whose every step masks
+        walk<Visit::kMasked>(mine.full_begin);
+        walk<Visit::kFull>(mine.full_end);
+      }
       walk<Visit::kMasked>(mine.end);
       walk<Visit::kSkip>(end);
     }

@@ -34,7 +34,8 @@ struct DqBand {
     } else {
 #pragma unroll
       for (int g = 0; g < kCount / 4; g++)
-        if (first + g < groups) ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+        if (first + g < groups)
+          ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
     }
   }
 };
@@ -66,8 +67,8 @@ __device__ __forceinline__ void run_dq(const BwdArgs& args, const BwdBlock& bloc
 #pragma unroll
         for (int i = 0; i < kBlockN / 16; i++)
           ptx::wgmma_ss<typename Traits::T, ptx::Major::kK, ptx::Major::kMN>(
-              acc, a + ptx::k_major_step(i, kBlockM), b + (piece * (kColumns / 64) * kBlockN * 128 + ptx::mn_major_step(i)),
-              i != 0);
+              acc, a + ptx::k_major_step(i, kBlockM),
+              b + (piece * (kColumns / 64) * kBlockN * 128 + ptx::mn_major_step(i)), i != 0);
         ptx::wgmma_commit_group();
         if (piece == 0) {  // while the tensor cores work
           if (threadIdx.x % 128 == 0) refill_queries<Traits>(args, block, smem, index, {m, head});

@@ -20,8 +20,10 @@ __device__ __forceinline__ uint4 gather_columns(const float* acc, int r, float s
       if (j & bit) continue;
       const bool upper = q & bit;
       const uint32_t got = __shfl_xor_sync(~0u, upper ? x[j] : x[j + bit], bit);
-      if (upper) x[j] = got;
-      else x[j + bit] = got;
+      if (upper)
+        x[j] = got;
+      else
+        x[j + bit] = got;
     }
   }
   return {x[0], x[1], x[2], x[3]};

@@ -1,16 +1,16 @@
-// Bitwise equal dQ in whatever order thread blocks add to it: the sum is kept in integers, which add up exactly. A row's
-// unit comes from a bound that holds for every partial sum,
+// Bitwise equal dQ in whatever order thread blocks add to it: the sum is kept in integers, which add up exactly. A
+// row's unit comes from a bound that holds for every partial sum,
 //   |dQ_ic| <= sum_j P_ij |dP_ij - delta_i| |K_jc| <= (|dO_i| sqrt(head_dim_v) max |V| + |delta_i|) max |K|
-// with the Euclidean norm of the row of dO: so a sum of 30 bits cannot overflow, and its unit is far below the rounding of
-// the 16-bit result. NaN or infinity in the inputs make the bound, and with it the row, NaN.
+// with the Euclidean norm of the row of dO: so a sum of 30 bits cannot overflow, and its unit is far below the rounding
+// of the 16-bit result. NaN or infinity in the inputs make the bound, and with it the row, NaN.
 #pragma once
 
 #include "bwd_args.cuh"
 
 namespace flash::sm90 {
 
-// The largest |V| and |K| among the used keys of each key-value head. A thread block takes kBoundsKeys keys of one head;
-// the bits of non-negative floats order like the floats, NaN above all.
+// The largest |V| and |K| among the used keys of each key-value head. A thread block takes kBoundsKeys keys of one
+// head; the bits of non-negative floats order like the floats, NaN above all.
 inline constexpr int kBoundsThreads = 256, kBoundsKeys = 128;
 
 template <class T>
@@ -37,8 +37,8 @@ __global__ void __launch_bounds__(kBoundsThreads) bwd_key_bounds(const __grid_co
   if (keys <= 0) return;
   const uint32_t largest_v = largest_of(static_cast<const T*>(p.v.ptr) + offset_of(p.v, batch, seq.k0, key0, head),
                                         p.v.row, keys, p.head_dim_v);
-  const uint32_t largest_k = largest_of(static_cast<const T*>(p.k.ptr) + offset_of(p.k, batch, seq.k0, key0, head),
-                                        p.k.row, keys, p.head_dim);
+  const uint32_t largest_k =
+      largest_of(static_cast<const T*>(p.k.ptr) + offset_of(p.k, batch, seq.k0, key0, head), p.k.row, keys, p.head_dim);
   if (threadIdx.x % 32 != 0) return;
   uint32_t* bounds = args.key_bounds + 2 * int64_t(item);
   atomicMax(bounds, largest_v);
@@ -72,8 +72,8 @@ __device__ __forceinline__ int32_t to_integer(float x) {
   return rounded;
 }
 
-// Two integers are added as one of 64 bits: half the additions, and what carries from the lower to the upper one is taken
-// out at the end.
+// Two integers are added as one of 64 bits: half the additions, and what carries from the lower to the upper one is
+// taken out at the end.
 __device__ __forceinline__ void red_add_pair(int64_t* address, float low, float high) {
   const int64_t pair = (int64_t(to_integer(high)) << 32) + to_integer(low);
   asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(pair) : "memory");
@@ -85,7 +85,8 @@ __device__ __forceinline__ int2 split_pair(int64_t sum) {
 
 // As DqBand::add, for the band's rows lane / 4 and lane / 4 + 8 with their scales.
 template <int kCount>
-__device__ __forceinline__ void add_fixed_point(int64_t* dst, const float (&acc)[kCount], int groups, float scale0, float scale1) {
+__device__ __forceinline__ void add_fixed_point(int64_t* dst, const float (&acc)[kCount], int groups, float scale0,
+                                                float scale1) {
 #pragma unroll
   for (int g = 0; g < kCount / 4; g++)
     if (g < groups) {

@@ -29,8 +29,8 @@ __device__ __forceinline__ void init_barriers(BwdSmem<Traits> smem) {
   ptx::fence_mbarrier_init();
 }
 
-// Barriers, the first copies, and `block`: by two threads at a time, for this is what a short sequence waits for. Only what
-// the preprocess kernel writes has to wait for it. False: there is nothing to do.
+// Barriers, the first copies, and `block`: by two threads at a time, for this is what a short sequence waits for. Only
+// what the preprocess kernel writes has to wait for it. False: there is nothing to do.
 template <class Traits>
 __device__ __forceinline__ bool start(const BwdArgs& args, BwdBlock& block, BwdSmem<Traits> smem) {
   if (threadIdx.x == 32) block = BwdBlock::of(args, blockIdx.x, Traits::kBlockM, Traits::kBlockN);

@@ -7,6 +7,7 @@
 #include "bwd_pair_kernel.cuh"
 #include "bwd_postprocess.cuh"
 #include "bwd_preprocess.cuh"
+#include "bwd_tail.cuh"
 
 namespace flash::sm90 {
 
@@ -32,8 +33,9 @@ inline BwdArgs::Step coordinate_steps(const Strided& t) {
 
 // What ordinary 16-byte loads and stores need.
 inline void check_aligned(const Strided& t, const char* name) {
-  FLASH_CHECK_ARG(ptx::tma_can_read(t, 2), name, " needs a 16-byte aligned address and strides in multiples of 8 elements, got strides (",
-                  t.batch, ", ", t.row, ", ", t.head, ")");
+  FLASH_CHECK_ARG(ptx::tma_can_read(t, 2), name,
+                  " needs a 16-byte aligned address and strides in multiples of 8 elements, got strides (", t.batch,
+                  ", ", t.row, ", ", t.head, ")");
 }
 
 inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k, bool general) {
@@ -111,6 +113,14 @@ void launch_preprocess(const BwdArgs& args, cudaStream_t stream) {
   check_launch("bwd_preprocess");
 }
 
+// Before the other kernels: nothing may come between those that start ahead of each other's end.
+template <class T>
+void launch_tail(const BwdArgs& args, cudaStream_t stream) {
+  if (!args.p.packed()) return;
+  bwd_tail<T><<<kTailBlocks, kTailThreads, 0, stream>>>(args);
+  check_launch("bwd_tail");
+}
+
 template <class T, int kHeadDim>
 void launch_postprocess(const BwdArgs& args, cudaStream_t stream) {
   const PostprocessGrid grid{ceil_div(args.p.seqlen_q, kBandRows)};
@@ -124,9 +134,11 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
   const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, Traits::kGeneral);
+  launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, 64 * Traits::kPanels>(args, s);
-  launch_dependent("bwd_sm90", bwd_kernel<Traits>, args.order.count(), Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
+  launch_dependent("bwd_sm90", bwd_kernel<Traits>, args.order.count(), Traits::kThreads, BwdSmem<Traits>::kBytes, s,
+                   args);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 
@@ -136,6 +148,7 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
   const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, Traits::kGeneral);
+  launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
   launch_dependent("bwd_pair_sm90", bwd_pair_kernel<Traits>, 2 * args.order.count(), Traits::kThreads,

@@ -25,7 +25,7 @@ FLASH_HD int64_t first_band(const AttnParams& p, const SeqInfo& s, int batch_ind
 }
 
 struct BwdWorkspace {
-  int64_t bands;           // of one head; a step may read the stats of a few bands behind the last one
+  int64_t bands;  // of one head; a step may read the stats of a few bands behind the last one
   int64_t stats, dq_accum, row_scale, key_bounds;  // byte offsets
   int64_t bytes;
 

@@ -1,4 +1,5 @@
-// Copies into shared memory. There is no producer warp: its registers are needed elsewhere. The dQ warpgroup has the time.
+// Copies into shared memory. There is no producer warp: its registers are needed elsewhere. The dQ warpgroup has the
+// time.
 #pragma once
 
 #include "../ptx/fence.cuh"
@@ -44,8 +45,8 @@ __device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock
                              head * args.step_dout.head, batch * args.step_dout.batch);
 }
 
-// By one thread of the dQ warpgroup when dS of step `index` is complete: the step before has released its stage by then, or
-// is about to.
+// By one thread of the dQ warpgroup when dS of step `index` is complete: the step before has released its stage by
+// then, or is about to.
 template <class Traits>
 __device__ __forceinline__ void refill_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
                                                int index, BwdSteps::Step step) {

@@ -45,7 +45,8 @@ struct BwdPairSmem {
 
   static constexpr int kStages = Traits::kStages, kDsStages = Traits::kDsStages, kPanel = Traits::kPanelBytes;
   static constexpr int kK = 0, kV = kK + Traits::kPanels * kPanel;
-  static constexpr int kPeerK = kV + Traits::kPanelsV * kPanel;  // the other block's keys, this block's half of the columns
+  static constexpr int kPeerK =
+      kV + Traits::kPanelsV * kPanel;  // the other block's keys, this block's half of the columns
   static constexpr int kOwnK = kPeerK + Traits::kHalfPanels * kPanel;  // this block's keys, the same columns
   static constexpr int kQ = kOwnK + (Traits::kHalfIsPanels ? 0 : Traits::kHalfPanels * kPanel);
   static constexpr int kDout = kQ + kStages * Traits::kPanels * kPanel;
@@ -57,15 +58,17 @@ struct BwdPairSmem {
   static constexpr int kBytes = kBlock + int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
 
-  __device__ uint32_t k() const { return base + kK; }            // [kPanels][64][64]
-  __device__ uint32_t v() const { return base + kV; }            // [kPanelsV][64][64]
-  __device__ uint32_t peer_k() const { return base + kPeerK; }   // [kHalfPanels][64][64]
-  __device__ uint32_t own_k() const { return base + kOwnK; }     // [kHalfPanels][64][64]
+  __device__ uint32_t k() const { return base + kK; }           // [kPanels][64][64]
+  __device__ uint32_t v() const { return base + kV; }           // [kPanelsV][64][64]
+  __device__ uint32_t peer_k() const { return base + kPeerK; }  // [kHalfPanels][64][64]
+  __device__ uint32_t own_k() const { return base + kOwnK; }    // [kHalfPanels][64][64]
   __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kPanels * kPanel; }  // [kPanels][64][64]
   __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kPanelsV * kPanel; }
-  __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }        // P, then dS: [kBlockM][64]
-  __device__ uint32_t peer_ds(int i) const { return base + kPeerDs + i * kPanel; }    // [kBlockM][64]
-  __device__ uint32_t stats(int stage) const { return base + kStats + stage * Traits::kStatsBytes; }  // [kBlockM/16][2][16]
+  __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }      // P, then dS: [kBlockM][64]
+  __device__ uint32_t peer_ds(int i) const { return base + kPeerDs + i * kPanel; }  // [kBlockM][64]
+  __device__ uint32_t stats(int stage) const {
+    return base + kStats + stage * Traits::kStatsBytes;
+  }  // [kBlockM/16][2][16]
 
   __device__ uint32_t kv_full() const { return base + kBarriers; }
   __device__ uint32_t q_full(int stage) const { return base + kBarriers + 8 * (1 + stage); }

@@ -28,17 +28,21 @@ struct PairWarpgroup {
   const int rank;
   int index = 0, m_block, head = 0;  // of the step
 
-  __device__ __forceinline__ PairWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank)
+  __device__ __forceinline__ PairWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                           int rank)
       : args(args), block(block), smem(smem), rank(rank), m_block(block.steps.begin) {}
 
   __device__ __forceinline__ int stage() const { return index % Traits::kStages; }
   __device__ __forceinline__ int slot() const { return index % Traits::kDsStages; }
   __device__ __forceinline__ uint32_t slot_phase() const { return phase_of<Traits::kDsStages>(index); }
   __device__ __forceinline__ int key() const {  // the first of this thread's two, within the segment
-    return block.n_block * Traits::kTile.block_n + rank * Traits::kKeys + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    return block.n_block * Traits::kTile.block_n + rank * Traits::kKeys + threadIdx.x / 32 % 4 * 16 +
+           threadIdx.x % 32 / 4;
   }
 
-  __device__ __forceinline__ void wait_q() { ptx::mbarrier_wait(smem.q_full(stage()), phase_of<Traits::kStages>(index)); }
+  __device__ __forceinline__ void wait_q() {
+    ptx::mbarrier_wait(smem.q_full(stage()), phase_of<Traits::kStages>(index));
+  }
   __device__ __forceinline__ void wait_dout() {
     ptx::mbarrier_wait(smem.dout_full(stage()), phase_of<Traits::kStages>(index));
   }
@@ -58,12 +62,13 @@ struct PairWarpgroup {
 template <class Traits>
 struct ValueWarpgroup : PairWarpgroup<Traits> {
   using Base = PairWarpgroup<Traits>;
-  using typename Base::Fragments, typename Base::Scores, typename Base::T;
   using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
+  using typename Base::Fragments, typename Base::Scores, typename Base::T;
 
   float acc_dv[Traits::kHeadDimV / 2];  // 64 x kHeadDimV
 
-  __device__ __forceinline__ ValueWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank)
+  __device__ __forceinline__ ValueWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                            int rank)
       : Base(args, block, smem, rank) {
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDimV / 2; i++) acc_dv[i] = 0.f;
@@ -80,8 +85,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
   }
 
   __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, uint32_t stats, int first_query) {
-    const GeneralScores general{args.p, block.band, block.batch,
-                                block.head_kv * block.steps.group + this->head};
+    const GeneralScores general{args.p, block.band, block.batch, block.head_kv * block.steps.group + this->head};
     const uint32_t visible = general.visible_entries<kBlockM>(this->key(), first_query);
     const uint32_t kept = general.kept_entries<kBlockM>(this->key(), first_query);
     const uint32_t address = transposed_address(smem.slot(this->slot()));
@@ -140,24 +144,25 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     this->wait_dout();
     release_dout<Traits>(args, block, smem, index, {m_block, this->head});
   }
-
 };
 
 template <class Traits>
 struct KeyWarpgroup : PairWarpgroup<Traits> {
   using Base = PairWarpgroup<Traits>;
-  using typename Base::Fragments, typename Base::Scores, typename Base::T;
   using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
+  using typename Base::Fragments, typename Base::Scores, typename Base::T;
 
   float acc_dk[Traits::kHeadDim / 2];  // 64 x kHeadDim
 
-  __device__ __forceinline__ KeyWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank)
+  __device__ __forceinline__ KeyWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                          int rank)
       : Base(args, block, smem, rank) {
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 2; i++) acc_dk[i] = 0.f;
   }
 
-  // The slot holds dS: to the dQ warpgroups of both blocks. The other block's copy of the slot is free when this one is.
+  // The slot holds dS: to the dQ warpgroups of both blocks. The other block's copy of the slot is free when this one
+  // is.
   __device__ __forceinline__ void hand_over() {
     const int slot = this->slot();
     const uint32_t bar = smem.ds_full(slot), phase = this->slot_phase();
@@ -185,11 +190,10 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     const uint32_t address = transposed_address(smem.slot(this->slot()));
     const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
-    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(this->stage()), dropout_scale,
-                                                  [&](int i) {
-                                                    if (i % 8 == 0) ptx::ldmatrix_x4_trans(p, address + i / 8 * 16 * 128);
-                                                    return unpack2(p[i / 2 % 4], T());
-                                                  });
+    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(this->stage()), dropout_scale, [&](int i) {
+      if (i % 8 == 0) ptx::ldmatrix_x4_trans(p, address + i / 8 * 16 * 128);
+      return unpack2(p[i / 2 % 4], T());
+    });
     issue_gradients<T>(acc_dk, ds, ptx::Descriptor::of(smem.q(this->stage()), Traits::kPanelBytes));
     store_transposed(smem.slot(this->slot()), ds);
     hand_over();
@@ -207,7 +211,6 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     this->wait_q();
     release_q<Traits>(args, block, smem, index, {m_block, this->head});
   }
-
 };
 
 // The steps of one head up to tile `end`; `warpgroup` has skip() and step<kMasked>().
@@ -218,8 +221,10 @@ __device__ __forceinline__ void walk(Warpgroup& warpgroup, int barrier, int end)
 #pragma unroll 1
   for (; warpgroup.m_block < end; warpgroup.m_block++, warpgroup.index++) {
     if (kVisit != Visit::kFull) warpgroup.clear_foreign_queries(barrier);
-    if constexpr (kVisit == Visit::kSkip) warpgroup.skip();
-    else warpgroup.template step<Warpgroup::kGeneral || kVisit == Visit::kMasked>();
+    if constexpr (kVisit == Visit::kSkip)
+      warpgroup.skip();
+    else
+      warpgroup.template step<kVisit == Visit::kMasked>();
   }
 }
 
@@ -232,8 +237,10 @@ __device__ __forceinline__ void walk_all(Warpgroup& warpgroup, int barrier) {
   for (warpgroup.head = 0; warpgroup.head < block.steps.group; warpgroup.head++) {
     warpgroup.m_block = begin;
     walk<Visit::kSkip>(warpgroup, barrier, min_of(mine.begin, end));
-    walk<Visit::kMasked>(warpgroup, barrier, mine.full_begin);
-    walk<Visit::kFull>(warpgroup, barrier, mine.full_end);
+    if constexpr (!Warpgroup::kGeneral) {  // whose every step masks
+      walk<Visit::kMasked>(warpgroup, barrier, mine.full_begin);
+      walk<Visit::kFull>(warpgroup, barrier, mine.full_end);
+    }
     walk<Visit::kMasked>(warpgroup, barrier, mine.end);
     walk<Visit::kSkip>(warpgroup, barrier, end);
   }

@@ -10,22 +10,25 @@ namespace flash::sm90 {
 // acc (+)= dS (64 x 64 keys) K (64 keys x 2 kCount columns)
 template <class Traits, int kCount>
 __device__ __forceinline__ void issue_half_dq(float (&acc)[kCount], uint32_t ds, uint32_t keys, bool accumulate) {
-  const ptx::Descriptor a = ptx::Descriptor::of(ds).opaque(), b = ptx::Descriptor::of(keys, Traits::kPanelBytes).opaque();
+  const ptx::Descriptor a = ptx::Descriptor::of(ds).opaque(),
+                        b = ptx::Descriptor::of(keys, Traits::kPanelBytes).opaque();
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Traits::kKeys / 16; i++)
-    ptx::wgmma_ss<typename Traits::T, ptx::Major::kK, ptx::Major::kMN>(
-        acc, a + ptx::k_major_step(i, Traits::kBlockM), b + ptx::mn_major_step(i), accumulate || i != 0);
+    ptx::wgmma_ss<typename Traits::T, ptx::Major::kK, ptx::Major::kMN>(acc, a + ptx::k_major_step(i, Traits::kBlockM),
+                                                                       b + ptx::mn_major_step(i), accumulate || i != 0);
   ptx::wgmma_commit_group();
 }
 
 template <class Traits>
-__device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int rank) {
+__device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                            int rank) {
   constexpr int kBandsOfStep = Traits::kBlockM / kBandRows, kFirstGroup = Traits::kHalf / 8;
   constexpr int kColumns = Traits::kTile.dq_columns, kPieces = Traits::kHalf / kColumns;
   const int warp = threadIdx.x / 32 % 4;
   const int groups = args.p.head_dim / 8, bands = ceil_div(block.seq.seqlen_q, kBandRows);
-  const uint32_t own_k = Traits::kHalfIsPanels ? smem.k() + rank * Traits::kHalfPanels * Traits::kPanelBytes : smem.own_k();
+  const uint32_t own_k =
+      Traits::kHalfIsPanels ? smem.k() + rank * Traits::kHalfPanels * Traits::kPanelBytes : smem.own_k();
   const int total = block.steps.total();
   BwdSteps::Step step{block.steps.begin, 0};
   float acc[kColumns / 2];
@@ -43,7 +46,8 @@ __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock&
       issue_half_dq<Traits>(acc, smem.slot(slot), own_k + panels, false);
       if (piece == 0) {
         ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
-        if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
+        if (threadIdx.x % 128 == 0)
+          ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
       }
       issue_half_dq<Traits>(acc, smem.peer_ds(slot), smem.peer_k() + panels, true);
       ptx::wgmma_wait_group<0>();

@@ -1,6 +1,6 @@
-// The Hopper backward for head_dim 192 and 256. The gradients of 64 keys fill the registers of a multiprocessor, and with
-// so few keys the additions to dQ would limit the speed: so a cluster of two thread blocks, 64 keys each, trades dS
-// through shared memory, and each block adds one half of dQ's columns over all 128 keys.
+// The Hopper backward for head_dim 192 and 256. The gradients of 64 keys fill the registers of a multiprocessor, and
+// with so few keys the additions to dQ would limit the speed: so a cluster of two thread blocks, 64 keys each, trades
+// dS through shared memory, and each block adds one half of dQ's columns over all 128 keys.
 //
 //   warpgroup 0   S, P, dV      bwd_pair_consumer.cuh
 //   warpgroup 1   dP, dS, dK
@@ -33,8 +33,7 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem) {
     ptx::mbarrier_init(smem.slot_empty(i), 8);
   }
   ptx::fence_mbarrier_init();
-  for (int i = 0; i < Traits::kDsStages; i++)
-    ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
+  for (int i = 0; i < Traits::kDsStages; i++) ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
 }
 
 // As in bwd_kernel.cuh. No block may arrive at the other's barriers before those are initialised.
@@ -70,7 +69,8 @@ __device__ __forceinline__ void clear_unused_pair_keys(const BwdBlock& block, Bw
   constexpr int kKeys = Traits::kKeys, kThreads = Traits::kThreads;
   const int used = block.seq.seqlen_k - block.n_block * Traits::kTile.block_n;
   if (used >= Traits::kTile.block_n) return;
-  const int own = min_of(kKeys, max_of(0, used - rank * kKeys)), peer = min_of(kKeys, max_of(0, used - (rank ^ 1) * kKeys));
+  const int own = min_of(kKeys, max_of(0, used - rank * kKeys)),
+            peer = min_of(kKeys, max_of(0, used - (rank ^ 1) * kKeys));
   zero_rows<kThreads>(smem.k(), Traits::kPanels, kKeys, own, threadIdx.x);
   zero_rows<kThreads>(smem.v(), Traits::kPanelsV, kKeys, own, threadIdx.x);
   zero_rows<kThreads>(smem.peer_k(), Traits::kHalfPanels, kKeys, peer, threadIdx.x);

@@ -55,18 +55,19 @@ __device__ __forceinline__ void load_dout(const BwdArgs& args, const BwdBlock& b
                               (args.p.cu_seqlens_q ? 0 : block.batch) * args.step_dout.batch);
 }
 
-// Called by every warp of warpgroups 0 and 1 when it no longer needs Q (dO) of step `index`. Returns whether this thread has
-// to load the tile of the step `kStages` ahead.
+// Called by every warp of warpgroups 0 and 1 when it no longer needs Q (dO) of step `index`. Returns whether this
+// thread has to load the tile of the step `kStages` ahead.
 template <class Traits>
 __device__ __forceinline__ bool release_tile(uint32_t empty, int index) {
   if (threadIdx.x % 32 != 0 || !ptx::mbarrier_arrive_is_last(empty)) return false;
-  ptx::mbarrier_wait(empty, phase_of<Traits::kStages>(index));  // passes at once; orders the others' reads before the copy
+  ptx::mbarrier_wait(empty,
+                     phase_of<Traits::kStages>(index));  // passes at once; orders the others' reads before the copy
   return true;
 }
 
 template <class Traits>
-__device__ __forceinline__ void release_q(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem, int index,
-                                          BwdSteps::Step step) {
+__device__ __forceinline__ void release_q(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                          int index, BwdSteps::Step step) {
   const int stage = index % Traits::kStages;
   if (!release_tile<Traits>(smem.q_empty(stage), index)) return;
   const BwdSteps::Step next = block.steps.ahead(step, Traits::kStages);

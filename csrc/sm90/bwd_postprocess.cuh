@@ -25,8 +25,8 @@ __device__ __forceinline__ float4 load_accumulator(const BwdArgs& args, int64_t 
 }
 
 template <class T, int kHeadDim>
-__global__ void __launch_bounds__(32 * PostprocessGrid::kWarps) bwd_postprocess(const __grid_constant__ BwdArgs args,
-                                                                                PostprocessGrid grid) {
+__global__ void __launch_bounds__(32 * PostprocessGrid::kWarps)
+    bwd_postprocess(const __grid_constant__ BwdArgs args, PostprocessGrid grid) {
   const BwdParams& p = args.p;
   const int64_t item = int64_t(blockIdx.x) * PostprocessGrid::kWarps + threadIdx.x / 32;  // heads vary fastest
   const int head = int(item % p.num_heads), band = int(item / p.num_heads % grid.bands);

@@ -19,8 +19,8 @@ inline constexpr int kPreprocessThreads = 256;
 template <int kColumns>
 struct PreprocessTile {
   static constexpr int kLanes = kColumns / 8, kHeads = 512 / kColumns;
-  static constexpr int kPerPass = kPreprocessThreads / kLanes;           // rows of heads at once
-  static constexpr int kPasses = kBandRows * kHeads / kPerPass;          // their loads are in flight together
+  static constexpr int kPerPass = kPreprocessThreads / kLanes;   // rows of heads at once
+  static constexpr int kPasses = kBandRows * kHeads / kPerPass;  // their loads are in flight together
 };
 
 template <class T>
@@ -34,13 +34,14 @@ __device__ __forceinline__ float dot8(const uint4& x, const uint4& y) {
 }
 
 template <class T, int kColumns>
-__global__ void __launch_bounds__(kPreprocessThreads) bwd_preprocess(const __grid_constant__ BwdArgs args,
-                                                                     PreprocessGrid grid) {
+__global__ void __launch_bounds__(kPreprocessThreads)
+    bwd_preprocess(const __grid_constant__ BwdArgs args, PreprocessGrid grid) {
   using Tile = PreprocessTile<kColumns>;
   ptx::griddepcontrol_launch_dependents();
   const BwdParams& p = args.p;
   const int head0 = int(blockIdx.x % grid.head_groups) * Tile::kHeads;
-  const int band = int(blockIdx.x / grid.head_groups % grid.bands), batch = int(blockIdx.x / grid.head_groups / grid.bands);
+  const int band = int(blockIdx.x / grid.head_groups % grid.bands),
+            batch = int(blockIdx.x / grid.head_groups / grid.bands);
   const SeqInfo seq = SeqInfo::of(p, batch);
   if (band * kBandRows >= seq.seqlen_q) return;
   const int64_t band0 = first_band(p, seq, batch) + band;

@@ -26,7 +26,8 @@ struct KeyFragments {
   }
 };
 
-// acc (64 x kBlockM) = keys (64 x kDepth) queries (kBlockM x kDepth)^T, both K-major. Keys: 64 rows of a tile of kKeyRows.
+// acc (64 x kBlockM) = keys (64 x kDepth) queries (kBlockM x kDepth)^T, both K-major. Keys: 64 rows of a tile of
+// kKeyRows.
 template <class T, int kDepth, int kKeyRows, int kCount>
 __device__ __forceinline__ void issue_scores(float (&acc)[kCount], ptx::Descriptor keys, ptx::Descriptor queries) {
   const ptx::Descriptor a = keys.opaque(), b = queries.opaque();

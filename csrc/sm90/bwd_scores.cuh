@@ -11,7 +11,8 @@ namespace flash::sm90 {
 // LSE (kWhich 0) or delta (kWhich 1) of this thread's two queries of group `g`, from [kBlockM/16][2][16]
 template <int kWhich>
 __device__ __forceinline__ float2 load_stats(uint32_t stats, int g) {
-  const uint32_t address = stats + (g / 2) * (kBandStats * 4) + kWhich * (kBandRows * 4) + (g % 2) * 32 + threadIdx.x % 4 * 8;
+  const uint32_t address =
+      stats + (g / 2) * (kBandStats * 4) + kWhich * (kBandRows * 4) + (g % 2) * 32 + threadIdx.x % 4 * 8;
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
   return x;
@@ -72,16 +73,16 @@ __device__ __forceinline__ void pack_fragments(const float (&acc)[kCount], uint3
   for (int i = 0; i < kCount; i += 2) fragments[i / 8][i / 2 % 4] = pack2<T>(acc[i], acc[i + 1]);
 }
 
-// tanh and its derivative by one exponential: absolute error 3e-7 (scores need no relative one), and a derivative that keeps
-// its digits where tanh saturates.
+// tanh and its derivative by one exponential: absolute error 3e-7 (scores need no relative one), and a derivative that
+// keeps its digits where tanh saturates.
 __device__ __forceinline__ void tanh_and_derivative(float x, float& value, float& derivative) {
   const float e = exp2_approx(fabsf(x) * (-2.f * kLog2e)), r = __fdividef(1.f, 1.f + e);
   value = copysignf((1.f - e) * r, x);
   derivative = 4.f * e * r * r;
 }
 
-// The general variant: softcap, ALiBi, bias and dropout, as the call asks for (attn/score.h has the order), for one head.
-// Reads its options from the kernel's parameters: registers are short.
+// The general variant: softcap, ALiBi, bias and dropout, as the call asks for (attn/score.h has the order), for one
+// head. Reads its options from the kernel's parameters: registers are short.
 struct GeneralScores {
   const BwdParams& p;
   const Band& band;
@@ -118,11 +119,12 @@ struct GeneralScores {
     return p.bias.is_f32 ? static_cast<const float*>(p.bias.ptr)[at] : to_float(static_cast<const T*>(p.bias.ptr)[at]);
   }
 
-  // Entries 4g ... 4g + 3. acc_s: S in, P times d score / d S out, negative where dropped. probabilities: P, 0 where dropped,
-  // packed by key.
+  // Entries 4g ... 4g + 3. acc_s: S in, P times d score / d S out, negative where dropped. probabilities: P, 0 where
+  // dropped, packed by key.
   template <class T, int kCount>
-  __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&probabilities)[2], int g, uint32_t stats,
-                                               int key, int first_query, uint32_t visible_entries, uint32_t kept_entries) const {
+  __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&probabilities)[2], int g,
+                                               uint32_t stats, int key, int first_query, uint32_t visible_entries,
+                                               uint32_t kept_entries) const {
     const float2 lse = load_stats<0>(stats, g);
     const float slope = p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.f;
     float kept_p[2][2];  // [key][query]

@@ -7,13 +7,13 @@
 namespace flash::sm90 {
 
 struct BwdTile {
-  int block_m;          // queries of one step
-  int block_n;          // keys of a thread block; 64 per main warpgroup, or 64 per block of a cluster pair
-  int stages;           // Q and dO tiles in shared memory
-  int ds_stages;        // dS tiles between the main warpgroups and the one that computes dQ
-  bool joint;           // S and dP in flight together; P stays in fp32 for dS. Otherwise dS takes P rounded to 16 bit
-  bool kv_in_registers; // K and V as register operands of S and dP: they are read from shared memory once
-  int dq_columns;       // columns of dQ that are computed at once: decides its registers
+  int block_m;           // queries of one step
+  int block_n;           // keys of a thread block; 64 per main warpgroup, or 64 per block of a cluster pair
+  int stages;            // Q and dO tiles in shared memory
+  int ds_stages;         // dS tiles between the main warpgroups and the one that computes dQ
+  bool joint;            // S and dP in flight together; P stays in fp32 for dS. Otherwise dS takes P rounded to 16 bit
+  bool kv_in_registers;  // K and V as register operands of S and dP: they are read from shared memory once
+  int dq_columns;        // columns of dQ that are computed at once: decides its registers
   int registers_main, registers_dq;  // of a thread; two main warpgroups and one for dQ share 504
 };
 
@@ -52,8 +52,8 @@ constexpr BwdTile bwd_tile_row(int head_dim) {
   if (head_dim <= 96) return {64, 128, 3, 2, false, false, 96, 208, 88};
   if (head_dim <= 128) return {64, 128, 3, 2, false, false, 64, 216, 72};
   // head_dim 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh); their dK and dV fill the registers.
-  // Each adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and
-  // dO are all that fits, and at 256 one dS tile.
+  // Each adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q
+  // and dO are all that fits, and at 256 one dS tile.
   if (head_dim <= 192) return {64, 128, 2, 2, false, false, 96, 208, 88};
   return {64, 128, 2, 1, false, false, 128, 200, 104};
 }

@@ -34,7 +34,8 @@ void test_bands() {
       const int64_t first = first_band(p, SeqInfo::of(p, b), b);
       EXPECT(first >= free, "segment ", b, " starts in a band of the one before");
       free = first + ceil_div(lengths[b], kBandRows);
-      EXPECT(first + round_up(lengths[b], 64) / kBandRows <= w.bands, "the last step of segment ", b, " reads behind the workspace");
+      EXPECT(first + round_up(lengths[b], 64) / kBandRows <= w.bands, "the last step of segment ", b,
+             " reads behind the workspace");
     }
   }
 }
@@ -51,7 +52,8 @@ void test_workspace() {
       p.head_dim = head_dim;
       p.deterministic = deterministic;
       const int64_t copy = p.total_q * p.num_heads * head_dim * 4;
-      EXPECT(BwdWorkspace::of(p, 64).bytes <= copy + (8 << 20), "head_dim ", head_dim, " needs ", BwdWorkspace::of(p, 64).bytes);
+      EXPECT(BwdWorkspace::of(p, 64).bytes <= copy + (8 << 20), "head_dim ", head_dim, " needs ",
+             BwdWorkspace::of(p, 64).bytes);
     }
 }
 
@@ -87,8 +89,10 @@ void test_steps() {
       for (int i = 0; i < steps.total(); i++)
         for (int n = 0; n < 5; n++) {
           const BwdSteps::Step got = steps.ahead(all[i], n);
-          if (i + n < steps.total()) EXPECT(got.m_block == all[i + n].m_block && got.head == all[i + n].head, "step ", i, " + ", n);
-          else EXPECT(got.head >= group, "behind the end: ", i, " + ", n);
+          if (i + n < steps.total())
+            EXPECT(got.m_block == all[i + n].m_block && got.head == all[i + n].head, "step ", i, " + ", n);
+          else
+            EXPECT(got.head >= group, "behind the end: ", i, " + ", n);
         }
     }
 }
