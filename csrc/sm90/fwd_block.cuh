@@ -60,11 +60,11 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
 
   // P V is complete when at most kPending younger products are not.
   template <int kPending>
-  __device__ __forceinline__ void finish_pv() {
+  __device__ __forceinline__ void finish_pv(bool release = true) {
     ptx::wgmma_wait_group<kPending>();
     ptx::pin(acc_o);
     ptx::pin(p);
-    release_v();
+    if (release) release_v();
   }
 
   // Q K^T of block n_block is complete: of the tile's last block, Q is free as

@@ -51,24 +51,29 @@ class FwdConsumer : FwdBlock<Traits> {
       bool first_pv = true;
 #pragma unroll 1
       while (n_block > blocks.begin) {
-        n_block--;
-        if (Traits::kGeneral || blocks.needs_mask(n_block)) {
-          this->template step<true>(n_block, first_pv);
+        if (Traits::kGeneral || blocks.needs_mask(n_block - 1)) {
+          this->template step<true>(--n_block, first_pv);
+          first_pv = false;
         } else if constexpr (!Traits::kGeneral) {
-          this->template step<false>(n_block, first_pv);
+#pragma unroll 1
+          do {  // a loop of its own: jumps over the masked step would cost a few percent
+            this->template step<false>(--n_block, first_pv);
+            first_pv = false;
+          } while (n_block > blocks.full_begin);
         }
-        first_pv = false;
       }
       q.template advance<Traits::kQStages>();
 
-      const int done_slot = slot.stage, pass_left = blocks.begin - tile_blocks_begin;
+      const bool idle = this->is_idle();
+      const int done_slot = slot.stage, pass_left = idle ? 0 : blocks.begin - tile_blocks_begin;
+      if (idle) drain_tile();
       pass_over_k(pass_left);
       slot.template advance<kTileSlots>();
       wait_tile();
-      ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
+      if (!idle) ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
       if (!tile().valid()) {
         issue_pv(first_pv);
-        this->template finish_pv<0>();
+        this->template finish_pv<0>(!idle);
         pass_over_v(pass_left);
         store(done_slot);
         break;
@@ -78,11 +83,22 @@ class FwdConsumer : FwdBlock<Traits> {
       issue_pv(first_pv);
       issue_qk();
       end_turn();
-      this->template finish_pv<1>();
+      this->template finish_pv<1>(!idle);
       pass_over_v(pass_left);
       store(done_slot);
       ptx::wgmma_wait_group<0>();
       ptx::pin(acc_s);
+    }
+  }
+
+  // A warpgroup without rows works on the tile's first block only, for nothing, and hands back the buffers of the
+  // others. Its last P V may read a V that is being replaced: nothing of it is stored.
+  __device__ __forceinline__ void drain_tile() {
+    pass_over_v(1);
+#pragma unroll 1
+    for (int i = blocks.begin - tile_blocks_begin; i > 0; i--) {
+      pass_over_k(1);
+      pass_over_v(1);
     }
   }
 

@@ -28,6 +28,9 @@ class FwdConsumerPipeline {
   // ---- the tile at hand
 
   __device__ __forceinline__ const Tile& tile() const { return smem.work(slot.stage).tile; }
+  __device__ __forceinline__ bool is_idle() const {  // none of this warpgroup's rows exist
+    return tile().m_block * Traits::kBlockM + 64 * warpgroup >= tile().seqlen_q;
+  }
   __device__ __forceinline__ void wait_tile() const { ptx::mbarrier_wait(smem.tile_full(slot.stage), slot.parity); }
   __device__ __forceinline__ Band band() const {
     return {tile().seqlen_q, tile().seqlen_k, args.params.window_left, args.params.window_right};

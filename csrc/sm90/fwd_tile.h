@@ -29,8 +29,8 @@ constexpr FwdTile fwd_tile_default(int head_dim, int head_dim_v, bool general) {
   // rounded up to 64, times 2 bytes, <= 227 KiB.
   if (general && head_dim <= 128) return {2, 64, 4, 2, Order::kOverlap, true, 0, 40, 232};
   if (head_dim <= 64) return {4, 64, 4, 2, Order::kJoint, false, 0, 32, 112};
-  if (head_dim <= 96) return {2, 128, 2, 2, Order::kOverlap, true, 4, 40, 232};
-  if (head_dim <= 128) return {2, 128, 2, 2, Order::kOverlap, true, 4, 40, 232};
+  if (head_dim <= 96) return {3, 64, 4, 2, Order::kOverlap, false, 0, 32, 160};
+  if (head_dim <= 128) return {3, 64, 4, 2, Order::kOverlap, false, 0, 32, 160};
   if (head_dim <= 192 && head_dim_v <= 128) return {2, 128, 2, 1, Order::kOverlap, true, 4, 56, 224};
   if (head_dim <= 192) return {2, 96, 2, 1, Order::kOverlap, true, 2, 56, 224};
   return {2, 64, 2, 1, Order::kOverlap, true, 0, 56, 224};

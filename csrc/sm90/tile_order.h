@@ -54,9 +54,10 @@ struct SkipLimits {
   int left, right;
 };
 
-// Blocks that the 64 queries of one warpgroup visit, inside those of its tile; at most `skip` fewer on either side.
+// Blocks that the 64 queries of one warpgroup visit, inside those of its tile; at most `skip` fewer on either side, if
+// it has rows.
 FLASH_HD BlockRange warpgroup_blocks(const Band& band, const BlockRange& tile, int row0, int block_n, SkipLimits skip) {
-  if (row0 >= band.seqlen_q) return {tile.begin, tile.end, tile.begin, tile.end};  // no rows: whatever is cheap
+  if (row0 >= band.seqlen_q) return {tile.end - 1, tile.end, tile.end - 1, tile.end};  // no rows: as little as can be
   BlockRange r = key_blocks(band, row0, 64, block_n);
   if (r.count() == 0) return {tile.begin, tile.end, tile.begin, tile.begin};
   r.begin = max_of(tile.begin, min_of(r.begin, tile.begin + skip.left));
