@@ -111,7 +111,8 @@ class Plan:
 
         # The Hopper copy engine wants multiples of 16 bytes: rows must have them, strides get them by a copy.
         fits = all(t.shape[-1] * t.element_size() % 16 == 0 for t in (q, v))
-        general = s.softcap != 0 or s.dropout_p != 0 or any(extra is not None for extra in extras[3:6])
+        features = any(extra is not None for extra in extras[3:6])  # alibi_slopes, attn_bias, sinks
+        general = features or s.softcap != 0 or s.dropout_p != 0 or not s.softmax_scale > 0  # AttnParams::general()
         self.call = Call(
             Pass.FWD,
             DTYPES.get(q.dtype),
