@@ -121,8 +121,9 @@ def dropout_mask(
     col = torch.arange(seqlen_k, device=rng_state.device)
     row = torch.arange(seqlen_q, device=rng_state.device)[:, None]
     head = torch.arange(first_head, first_head + heads, device=rng_state.device)[:, None, None]
-    words = _philox(seed, row, (col // 32) * 4 + (col // 2) % 4, head, offset)
-    word = torch.stack(words).gather(0, ((col // 8) % 4).expand(1, heads, seqlen_q, seqlen_k))[0]
+    octets = (seqlen_k + 31) // 32 * 4  # one call of Philox serves eight columns
+    words = torch.cat(_philox(seed, row, torch.arange(octets, device=rng_state.device), head, offset), dim=-1)
+    word = words[..., (col // 8) % 4 * octets + (col // 32) * 4 + (col // 2) % 4]  # (heads, seqlen_q, seqlen_k)
     random = (word >> (16 * (col % 2))) & 0xFFFF
     return random >= int(p * 65536 + 0.5), 1.0 / (1.0 - p)
 

@@ -21,6 +21,7 @@ from . import ops, reference
 from .call import new_rng_state
 from .interface import flash_attn_varlen_func, forward
 
+_HANDFUL = 64
 _FEW = 4096  # the mean over fewer numbers than this is itself noisy
 
 
@@ -124,10 +125,12 @@ def _failures_of(name: str, x: Tensor, truth: Tensor, plain: Tensor, dtype: torc
         worst, bound = error.norm().item(), 1e-5 * truth.norm().item() + rounding
         return [] if worst <= bound else [f"{name}: error {worst:.3g} in norm above {bound:.3g}"]
     lines = []
-    worst, bound = error.max().item(), 2 * allowed.max().item() + 1e-5
+    # The error of plain attention in one number may be small by luck: a handful may be off by a rounding of the largest.
+    luck = torch.finfo(dtype).eps * truth.abs().max().item() if x.numel() < _HANDFUL else 0.0
+    worst, bound = error.max().item(), 2 * allowed.max().item() + 1e-5 + luck
     if worst > bound:
         lines.append(f"{name}: error {worst:.3g} above {bound:.3g}, twice that of plain attention")
-    mean, bound = error.mean().item(), (1.35 if x.numel() >= _FEW else 2) * allowed.mean().item() + 1e-6
+    mean, bound = error.mean().item(), (1.35 if x.numel() >= _FEW else 2) * allowed.mean().item() + 1e-6 + luck
     if mean > bound:
         lines.append(f"{name}: mean error {mean:.3g} above {bound:.3g}, 1.35 times that of plain attention")
     return lines

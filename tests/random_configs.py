@@ -46,7 +46,7 @@ def random_config(rng: random.Random, dtypes: list[str], longest: int) -> Config
     config = Config(
         batch=rng.choice([1, 1, 2, 3]),
         seqlen_q=random_length(rng, longest),
-        seqlen_k=random_length(rng, longest),
+        seqlen_k=max(8, random_length(rng, longest)),
         num_heads=num_heads,
         num_heads_kv=num_heads_kv,
         head_dim=head_dim,
@@ -65,13 +65,13 @@ def random_config(rng: random.Random, dtypes: list[str], longest: int) -> Config
         config = replace(config, window_size=window)
     if sometimes(0.35):
         pairs = [
-            tuple(0 if sometimes(0.1) else random_length(rng, longest) for _ in range(2))
+            tuple(0 if sometimes(0.1) else max(low, random_length(rng, longest)) for low in (1, 8))
             for _ in range(rng.randint(1, 5))
         ]
-        used = tuple(rng.randint(0, n) for _, n in pairs) if sometimes(0.3) else ()
+        used = tuple(rng.randint(min(n, 8), n) for _, n in pairs) if sometimes(0.3) else ()
         config = replace(config, lengths=tuple(pairs), used=used, tail=rng.choice([0, 0, 1, 70]), layout="contiguous")
         if max(n for n, _ in pairs) == 0 or max(n for _, n in pairs) == 0:
-            config = replace(config, lengths=((5, 7), *pairs), used=(3, *used) if used else ())
+            config = replace(config, lengths=((5, 9), *pairs), used=(8, *used) if used else ())
     if sometimes(0.4):  # the general variants
         config = replace(
             config,
