@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,9 +114,9 @@ def compare_losses(setup: Setup, corpus: Corpus) -> list[dict]:
     return train_results.loss_rows(setup, runs)
 
 
-def compare_contexts(setup: Setup, corpus: Corpus, steps: int) -> list[dict]:
+def compare_contexts(setup: Setup, corpus: Corpus, steps: int) -> Iterator[list[dict]]:
     """Step time and peak memory of one sequence of growing length, each attention until memory runs out."""
-    rows, still_fit = [], list(ATTENTION)
+    still_fit = list(ATTENTION)
     for context in setup.contexts:
         runs = {}
         for name in list(still_fit):
@@ -124,9 +125,8 @@ def compare_contexts(setup: Setup, corpus: Corpus, steps: int) -> list[dict]:
                 runs[name] = train(Training(setup, corpus, name, 1, context), steps, name)
             except torch.OutOfMemoryError:
                 still_fit.remove(name)
-        rows += train_results.context_rows(setup, context, runs)
-    print("\n" + train_results.describe_contexts(rows, list(ATTENTION)))
-    return rows
+        print(train_results.describe_context(context, runs, list(ATTENTION)))
+        yield train_results.context_rows(setup, context, runs)
 
 
 def main() -> None:
@@ -149,10 +149,11 @@ def main() -> None:
     )
 
     rows = compare_losses(setup, corpus)
-    if setup.contexts:
-        rows += compare_contexts(setup, corpus, options.context_steps)
-
-    print("\nWritten:", *train_results.write(rows, options.out), sep="\n  ")
+    results = train_results.write(rows, options.out)
+    for more in compare_contexts(setup, corpus, options.context_steps):
+        rows += more
+        results = train_results.write(rows, options.out)
+    print("\nWritten:", results, *train_results.draw_plots(rows, options.out), sep="\n  ")
 
 
 if __name__ == "__main__":

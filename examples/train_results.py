@@ -34,15 +34,13 @@ def describe_losses(runs: dict[str, Run]) -> str:
     return "\n".join([*lines, f"The loss curves differ by at most {largest_difference(runs):.2g} over {steps} steps."])
 
 
-def describe_contexts(rows: list[dict], names: list[str]) -> str:
-    lines = [f"{'context':>8}" + "".join(f"{name:>24}" for name in names)]
-    for seconds, memory in zip(rows[::2], rows[1::2], strict=True):
-        cells = ["out of memory"] * len(names)
-        for i, name in enumerate(names):
-            if name in seconds["seconds"]:
-                cells[i] = f"{seconds['seconds'][name] * 1e3:.1f} ms {memory['mib'][name] / 1024:7.2f} GiB"
-        lines.append(f"{seconds['seqlen']:>8}" + "".join(f"{cell:>24}" for cell in cells))
-    return "\n".join(lines)
+def describe_context(context: int, runs: dict[str, Run], names: list[str]) -> str:
+    cells = []
+    for name in names:
+        run = runs.get(name)
+        memory = f", {run.peak_mib / 1024:.2f} GiB" if run and run.peak_mib else ""
+        cells.append(f"{name} {run.seconds * 1e3:.1f} ms{memory}" if run else f"{name} out of memory")
+    return f"context {context}: " + "; ".join(cells)
 
 
 def loss_rows(setup, runs: dict[str, Run]) -> list[dict]:
@@ -85,14 +83,18 @@ def shape_of(setup, batch: int, context: int) -> dict:
     }
 
 
-def write(rows: list[dict], out: Path) -> list[Path]:
-    """results.json, and plots where matplotlib is installed."""
+def write(rows: list[dict], out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     results = out / "results.json"
     results.write_text(json.dumps({"gpu": gpu, "torch": torch.__version__, "rows": rows}) + "\n")
+    return results
+
+
+def draw_plots(rows: list[dict], out: Path) -> list[Path]:
+    """None where matplotlib is not installed."""
     try:
         from plots import draw
     except ImportError:
-        return [results]
-    return [results, *draw(rows, out)]
+        return []
+    return draw(rows, out)

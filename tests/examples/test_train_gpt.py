@@ -88,6 +88,21 @@ def test_losses_agree_and_results_are_written(setup, tmp_path, monkeypatch, caps
     assert "differ by at most" in printed and "def " in printed
 
 
+def test_contexts_until_memory_runs_out(corpus, setup, monkeypatch, capsys):
+    def train(training, steps, name):
+        if name == "standard" and training.context > 16:
+            raise torch.OutOfMemoryError
+        return train_gpt.Run([1.0], 0.5, 1024.0)
+
+    monkeypatch.setattr(train_gpt, "train", train)
+    setup.contexts = (16, 32, 64)
+    rows = [row for part in train_gpt.compare_contexts(setup, corpus, steps=1) for row in part]
+    assert [row["work"] for row in rows] == ["train", "memory"] * 3
+    assert [set(row["seconds"]) for row in rows[::2]] == [set(ATTENTION)] + [{"flash_ext", "sdpa"}] * 2
+    printed = capsys.readouterr().out.splitlines()
+    assert "standard 500.0 ms, 1.00 GiB" in printed[0] and "standard out of memory" in printed[2]
+
+
 @pytest.mark.gpu
 def test_contexts_on_a_gpu(tmp_path, monkeypatch):
     small = train_gpt.Setup(torch.device("cuda"), Config(2, 2, 64), 2, 128, 3, 1e-3, (128, 512))
