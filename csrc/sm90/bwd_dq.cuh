@@ -17,7 +17,7 @@ struct DqBand {
   __device__ __forceinline__ static DqBand of(const BwdArgs& args, int64_t band) {
     const int lane = threadIdx.x % 32;
     const bool fixed = args.p.deterministic;
-    DqBand b{args.dq_accum + band * (args.p.head_dim * kBandRows) + lane * (fixed ? 2 : 4), 1.f, 1.f};
+    DqBand b{args.dq_accum + band * (args.p.head_dim * kBandRows) + lane * (fixed ? 1 : 4), 1.f, 1.f};
     if (fixed) {
       b.scale0 = args.row_scale[band * kBandRows + lane / 4];
       b.scale1 = args.row_scale[band * kBandRows + lane / 4 + 8];
@@ -30,7 +30,7 @@ struct DqBand {
   __device__ __forceinline__ void add(const BwdArgs& args, const float (&acc)[kCount], int first, int groups) const {
     float* const at = dst + first * 128;
     if (args.p.deterministic) {
-      add_fixed_point(reinterpret_cast<int64_t*>(at), acc, groups - first, scale0, scale1);
+      add_fixed_point(reinterpret_cast<int32_t*>(at), acc, groups - first, scale0, scale1);
     } else {
 #pragma unroll
       for (int g = 0; g < kCount / 4; g++)

@@ -60,38 +60,20 @@ __device__ __forceinline__ float fixed_point_scale(const BwdArgs& args, int batc
   return ldexpf(1.f, 30 - max_of(exponent, -90));
 }
 
-// x rounded to an integer, |x| <= 2^30. The conversion instruction shares its unit with the exponentials of the main
-// warpgroups, so that numbers below 2^22 go through an addition: 1.5 * 2^23 + x has x in its mantissa.
-__device__ __forceinline__ int32_t to_integer(float x) {
-  constexpr float kMagic = 12582912.f;
-  int32_t rounded = __float_as_int(x + kMagic) - __float_as_int(kMagic);
-  asm("{\n.reg .pred large;\n.reg .f32 size;\nabs.f32 size, %1;\nsetp.geu.f32 large, size, 0f4A800000;\n"
-      "@large cvt.rni.s32.f32 %0, %1;\n}"
-      : "+r"(rounded)
-      : "f"(x));
-  return rounded;
-}
-
-// Two integers are added as one of 64 bits: half the additions, and what carries from the lower to the upper one is
-// taken out at the end.
-__device__ __forceinline__ void red_add_pair(int64_t* address, float low, float high) {
-  const int64_t pair = (int64_t(to_integer(high)) << 32) + to_integer(low);
-  asm volatile("red.global.add.u64 [%0], %1;" ::"l"(address), "l"(pair) : "memory");
-}
-__device__ __forceinline__ int2 split_pair(int64_t sum) {
-  const int32_t low = int32_t(sum);
-  return {low, int32_t((sum - low) >> 32)};
+__device__ __forceinline__ void red_add(int32_t* address, int32_t x) {
+  asm volatile("red.global.add.s32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
 }
 
 // As DqBand::add, for the band's rows lane / 4 and lane / 4 + 8 with their scales.
 template <int kCount>
-__device__ __forceinline__ void add_fixed_point(int64_t* dst, const float (&acc)[kCount], int groups, float scale0,
+__device__ __forceinline__ void add_fixed_point(int32_t* dst, const float (&acc)[kCount], int groups, float scale0,
                                                 float scale1) {
 #pragma unroll
   for (int g = 0; g < kCount / 4; g++)
     if (g < groups) {
-      red_add_pair(dst + g * 64, acc[4 * g] * scale0, acc[4 * g + 1] * scale0);
-      red_add_pair(dst + g * 64 + 32, acc[4 * g + 2] * scale1, acc[4 * g + 3] * scale1);
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        red_add(dst + g * 128 + i * 32, __float2int_rn(acc[4 * g + i] * (i < 2 ? scale0 : scale1)));
     }
 }
 

@@ -6,7 +6,7 @@
 //   dq_accum  fp32 (num_heads, bands, head_dim / 8, 32, 4): eight columns of a band lie as the 32 lanes of a warp hold
 //             them, four numbers each: rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}
 // and where bitwise equal results are asked for (bwd_fixed_point.cuh):
-//   dq_accum    int32 (num_heads, bands, head_dim / 8, 2, 32, 2): the same numbers, integers; the two rows apart
+//   dq_accum    int32 (num_heads, bands, head_dim / 8, 4, 32): the same numbers, integers
 //   row_scale   fp32 (num_heads, bands, 16): what a row of dQ was multiplied with to become integers
 //   key_bounds  uint32 (batch, num_heads_kv, 2): largest |V| and |K|, as the bits of floats
 #pragma once

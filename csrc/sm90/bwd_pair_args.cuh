@@ -16,6 +16,7 @@ struct BwdPairTraits {
   static constexpr int kKeys = 64;  // of one thread block; kTile.block_n of the pair
   static constexpr int kStages = kTile.stages, kDsStages = kTile.ds_stages;
   static constexpr int kThreads = 384;
+  static constexpr bool kAhead = kTile.joint && !kGeneral;  // the next step's first products with this step's last ones
   static constexpr int kPanels = ceil_div(kHeadDim, 64), kPanelsV = ceil_div(kHeadDimV, 64);
 
   // dQ columns of one thread block. Half of its own K is a part of its K tile where panels allow, else a copy.

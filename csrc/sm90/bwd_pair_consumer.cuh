@@ -1,8 +1,10 @@
 // Warpgroups 0 and 1 of a thread block of a pair share its 64 keys by product:
 //   warpgroup 0   S, P, dV   and hands P to warpgroup 1 through a slot in shared memory
 //   warpgroup 1   dP, dS, dK and puts dS into the slot in place of P
-// Warp w of both works on the same 16 keys, so the slot passes from warp to warp without conflicts: what a warp of
-// warpgroup 1 overwrites, only it has read.
+// Where registers allow it (kAhead) each issues the first product of the next step behind the last one of this step, so
+// that the tensor cores do not idle in between; behind the last step that is a product of stale tiles that nobody
+// reads. Warp w of both works on the same 16 keys, so the slot passes from warp to warp without conflicts: what a warp
+// of warpgroup 1 overwrites, only it has read.
 #pragma once
 
 #include "../ptx/cluster.cuh"
@@ -13,12 +15,20 @@
 
 namespace flash::sm90 {
 
+template <bool kFirst, class T>
+__device__ __forceinline__ T& pick(T& first, T& second) {
+  if constexpr (kFirst)
+    return first;
+  else
+    return second;
+}
+
 // What both have in common: the walk over the steps.
 template <class Traits>
 struct PairWarpgroup {
   using T = typename Traits::T;
   static constexpr int kBlockM = Traits::kBlockM;
-  static constexpr bool kGeneral = Traits::kGeneral;
+  static constexpr bool kGeneral = Traits::kGeneral, kAhead = Traits::kAhead;
   using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
   using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
 
@@ -48,7 +58,7 @@ struct PairWarpgroup {
   }
 
   // Queries beyond the segment: both warpgroups write the zeros, so that neither has to wait for the other.
-  __device__ __forceinline__ void clear_foreign_queries(int barrier) {
+  __device__ __forceinline__ void clear_foreign_queries(int barrier, int m_block) {
     if (m_block != block.foreign_m) return;
     wait_q();
     wait_dout();
@@ -57,6 +67,12 @@ struct PairWarpgroup {
     zero_rows<128>(smem.dout(stage()), Traits::kPanelsV, kBlockM, rows, threadIdx.x % 128);
     ptx::bar_sync(barrier, 128);
   }
+  // With index already that of the next step: its tile of queries; -2 behind the last step, which is no tile to clear.
+  __device__ __forceinline__ int next_m() const {
+    if (index >= block.steps.total()) return -2;
+    return m_block + 1 == block.steps.end() ? block.steps.begin : m_block + 1;
+  }
+  __device__ __forceinline__ BwdSteps::Step here() const { return {m_block, head}; }
 };
 
 template <class Traits>
@@ -103,13 +119,20 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     }
   }
 
-  template <bool kMasked>
-  __device__ __forceinline__ void step() {
-    Scores acc_s;
-    Fragments p;
-    this->wait_q();
+  // S of step `index`, on tile `m`
+  __device__ __forceinline__ void issue_first(Scores& acc_s, int m) {
+    this->clear_foreign_queries(1, m);
+    if (index < block.steps.total()) this->wait_q();
     issue_scores<T, Traits::kHeadDim, Traits::kKeys>(acc_s, ptx::Descriptor::of(smem.k()),
                                                      ptx::Descriptor::of(smem.q(this->stage())));
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step(Scores& carried) {
+    Scores fresh;
+    Scores& acc_s = pick<Traits::kAhead>(carried, fresh);
+    Fragments p;
+    if constexpr (!Traits::kAhead) issue_first(acc_s, m_block);
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_s);
     const uint32_t stats = smem.stats(this->stage());
@@ -125,24 +148,29 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
       store_transposed(smem.slot(this->slot()), p);
     }
     hand_over();
-    release_q<Traits>(args, block, smem, index, {m_block, this->head});
+    release_q<Traits>(args, block, smem, index, this->here());
     this->wait_dout();
     issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(this->stage()), Traits::kPanelBytes));
-    ptx::wgmma_wait_group<0>();
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
+    ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
     ptx::pin(acc_dv);
     ptx::pin(p);
-    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
+    release_dout<Traits>(args, block, smem, index - 1, this->here());
   }
 
-  __device__ __forceinline__ void skip() {
+  __device__ __forceinline__ void skip(Scores& carried) {
+    if constexpr (Traits::kAhead) ptx::wgmma_wait_group<0>();
     const Fragments zeros = {};
     wait_slot();
     store_transposed(smem.slot(this->slot()), zeros);
     hand_over();
     this->wait_q();
-    release_q<Traits>(args, block, smem, index, {m_block, this->head});
+    release_q<Traits>(args, block, smem, index, this->here());
     this->wait_dout();
-    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
+    release_dout<Traits>(args, block, smem, index, this->here());
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
   }
 };
 
@@ -175,17 +203,24 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     }
   }
 
-  template <bool kMasked>
-  __device__ __forceinline__ void step() {
-    Scores acc_dp;
-    Fragments ds;
-    uint32_t p[4];  // of 16 queries at a time: registers are short
-    this->wait_dout();
+  // dP of step `index`, on tile `m`
+  __device__ __forceinline__ void issue_first(Scores& acc_dp, int m) {
+    this->clear_foreign_queries(2, m);
+    if (index < block.steps.total()) this->wait_dout();
     issue_scores<T, Traits::kHeadDimV, Traits::kKeys>(acc_dp, ptx::Descriptor::of(smem.v()),
                                                       ptx::Descriptor::of(smem.dout(this->stage())));
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step(Scores& carried) {
+    Scores fresh;
+    Scores& acc_dp = pick<Traits::kAhead>(carried, fresh);
+    Fragments ds;
+    uint32_t p[4];  // of 16 queries at a time: registers are short
+    if constexpr (!Traits::kAhead) issue_first(acc_dp, m_block);
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dp);
-    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
+    release_dout<Traits>(args, block, smem, index, this->here());
     this->wait_q();
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     const uint32_t address = transposed_address(smem.slot(this->slot()));
@@ -197,53 +232,61 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     issue_gradients<T>(acc_dk, ds, ptx::Descriptor::of(smem.q(this->stage()), Traits::kPanelBytes));
     store_transposed(smem.slot(this->slot()), ds);
     hand_over();
-    ptx::wgmma_wait_group<0>();
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
+    ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
     ptx::pin(acc_dk);
     ptx::pin(ds);
-    release_q<Traits>(args, block, smem, index, {m_block, this->head});
+    release_q<Traits>(args, block, smem, index - 1, this->here());
   }
 
-  __device__ __forceinline__ void skip() {
+  __device__ __forceinline__ void skip(Scores& carried) {
+    if constexpr (Traits::kAhead) ptx::wgmma_wait_group<0>();
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     hand_over();
     this->wait_dout();
-    release_dout<Traits>(args, block, smem, index, {m_block, this->head});
+    release_dout<Traits>(args, block, smem, index, this->here());
     this->wait_q();
-    release_q<Traits>(args, block, smem, index, {m_block, this->head});
+    release_q<Traits>(args, block, smem, index, this->here());
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
   }
 };
 
-// The steps of one head up to tile `end`; `warpgroup` has skip() and step<kMasked>().
+// The steps of one head up to tile `end`; `warpgroup` has skip() and step<kMasked>(), which count its index.
 enum class Visit { kSkip, kMasked, kFull };
 
 template <Visit kVisit, class Warpgroup>
-__device__ __forceinline__ void walk(Warpgroup& warpgroup, int barrier, int end) {
+__device__ __forceinline__ void walk(Warpgroup& warpgroup, typename Warpgroup::Scores& carried, int end) {
 #pragma unroll 1
-  for (; warpgroup.m_block < end; warpgroup.m_block++, warpgroup.index++) {
-    if (kVisit != Visit::kFull) warpgroup.clear_foreign_queries(barrier);
+  for (; warpgroup.m_block < end; warpgroup.m_block++) {
     if constexpr (kVisit == Visit::kSkip)
-      warpgroup.skip();
+      warpgroup.skip(carried);
     else
-      warpgroup.template step<kVisit == Visit::kMasked>();
+      warpgroup.template step<kVisit == Visit::kMasked>(carried);
   }
 }
 
 template <class Warpgroup>
-__device__ __forceinline__ void walk_all(Warpgroup& warpgroup, int barrier) {
+__device__ __forceinline__ void walk_all(Warpgroup& warpgroup) {
   const BwdBlock& block = warpgroup.block;
   const BlockRange& mine = block.mine[warpgroup.rank];
   const int begin = block.steps.begin, end = block.steps.end();
+  if (block.steps.total() == 0) return;
+  typename Warpgroup::Scores carried;
+  if constexpr (Warpgroup::kAhead) warpgroup.issue_first(carried, begin);
 #pragma unroll 1
   for (warpgroup.head = 0; warpgroup.head < block.steps.group; warpgroup.head++) {
     warpgroup.m_block = begin;
-    walk<Visit::kSkip>(warpgroup, barrier, min_of(mine.begin, end));
+    walk<Visit::kSkip>(warpgroup, carried, min_of(mine.begin, end));
     if constexpr (!Warpgroup::kGeneral) {  // whose every step masks
-      walk<Visit::kMasked>(warpgroup, barrier, mine.full_begin);
-      walk<Visit::kFull>(warpgroup, barrier, mine.full_end);
+      walk<Visit::kMasked>(warpgroup, carried, mine.full_begin);
+      walk<Visit::kFull>(warpgroup, carried, mine.full_end);
     }
-    walk<Visit::kMasked>(warpgroup, barrier, mine.end);
-    walk<Visit::kSkip>(warpgroup, barrier, end);
+    walk<Visit::kMasked>(warpgroup, carried, mine.end);
+    walk<Visit::kSkip>(warpgroup, carried, end);
   }
+  if constexpr (Warpgroup::kAhead) ptx::wgmma_wait_group<0>();
 }
 
 }  // namespace flash::sm90

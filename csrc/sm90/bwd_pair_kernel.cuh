@@ -99,14 +99,14 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(Traits::kThreads, 1)
   if (warpgroup == 0) {
     ptx::setmaxnreg_inc<Traits::kTile.registers_main>();
     ValueWarpgroup<Traits> values(args, block, smem, rank);
-    walk_all(values, 1);
+    walk_all(values);
     T* dv = static_cast<T*>(p.dv.ptr) + offset_of(p.dv, block.batch, block.seq.k0, 0, block.head_kv);
     const float scale = p.dropout_p > 0.f ? 1.f / (1.f - p.dropout_p) : 1.f;
     store_rows<T, Traits::kHeadDimV>(dv, p.dv.row, row0, block.rows_k, p.head_dim_v, values.acc_dv, scale);
   } else if (warpgroup == 1) {
     ptx::setmaxnreg_inc<Traits::kTile.registers_main>();
     KeyWarpgroup<Traits> keys(args, block, smem, rank);
-    walk_all(keys, 2);
+    walk_all(keys);
     T* dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, block.batch, block.seq.k0, 0, block.head_kv);
     store_rows<T, Traits::kHeadDim>(dk, p.dk.row, row0, block.rows_k, p.head_dim, keys.acc_dk, p.softmax_scale);
   } else {

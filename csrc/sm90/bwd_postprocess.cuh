@@ -18,10 +18,10 @@ struct PostprocessGrid {
 __device__ __forceinline__ float4 load_accumulator(const BwdArgs& args, int64_t group, int64_t row) {
   const int lane = threadIdx.x % 32;
   if (!args.p.deterministic) return __ldcs(reinterpret_cast<const float4*>(args.dq_accum + group) + lane);
-  const long long* sums = reinterpret_cast<const long long*>(args.dq_accum + group) + lane;
-  const int2 upper = split_pair(__ldcs(sums)), lower = split_pair(__ldcs(sums + 32));
+  const int32_t* sums = reinterpret_cast<const int32_t*>(args.dq_accum) + group + lane;
   const float unit0 = 1.f / args.row_scale[row + lane / 4], unit1 = 1.f / args.row_scale[row + lane / 4 + 8];
-  return {float(upper.x) * unit0, float(upper.y) * unit0, float(lower.x) * unit1, float(lower.y) * unit1};
+  return {float(__ldcs(sums)) * unit0, float(__ldcs(sums + 32)) * unit0, float(__ldcs(sums + 64)) * unit1,
+          float(__ldcs(sums + 96)) * unit1};
 }
 
 template <class T, int kHeadDim>

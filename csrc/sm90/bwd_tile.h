@@ -7,13 +7,14 @@
 namespace flash::sm90 {
 
 struct BwdTile {
-  int block_m;           // queries of one step
-  int block_n;           // keys of a thread block; 64 per main warpgroup, or 64 per block of a cluster pair
-  int stages;            // Q and dO tiles in shared memory
-  int ds_stages;         // dS tiles between the main warpgroups and the one that computes dQ
-  bool joint;            // S and dP in flight together; P stays in fp32 for dS. Otherwise dS takes P rounded to 16 bit
-  bool kv_in_registers;  // K and V as register operands of S and dP: they are read from shared memory once
-  int dq_columns;        // columns of dQ that are computed at once: decides its registers
+  int block_m;    // queries of one step
+  int block_n;    // keys of a thread block; 64 per main warpgroup, or 64 per block of a cluster pair
+  int stages;     // Q and dO tiles in shared memory
+  int ds_stages;  // dS tiles between the main warpgroups and the one that computes dQ
+  bool joint;     // more products in flight. Up to 128: S and dP together, and P stays in fp32 for dS (otherwise dS
+                  // takes P rounded to 16 bit); pairs: the next step's first with this step's last
+  bool kv_in_registers;              // K and V as register operands of S and dP: they are read from shared memory once
+  int dq_columns;                    // columns of dQ that are computed at once: decides its registers
   int registers_main, registers_dq;  // of a thread; two main warpgroups and one for dQ share 504
 };
 
@@ -44,17 +45,20 @@ inline constexpr int kTuneBwdRegistersDq = 0;
 #endif
 
 constexpr BwdTile bwd_tile_row(int head_dim) {
-  // head_dim 64: accumulators are small, so P keeps fp32 and K and V fit into registers, which frees the
-  //   shared memory's bandwidth (80 % of the products' time instead of 100 %).
+  // head_dim 64: accumulators are small, so P keeps fp32 and K and V fit into registers, which frees the shared
+  // memory's
+  //   bandwidth (80 % of the products' time instead of 100 %). Four stages and three dS tiles: 2 % over three and two.
   // head_dim 96, 128: S and dP take turns in registers; dQ in pieces of 64 columns so that 72 registers do.
-  //            m   n  stages ds  joint  kv_regs dq  main dq
-  if (head_dim <= 64) return {64, 128, 3, 2, true, true, 64, 216, 72};
+  // head_dim 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh); their dK and dV fill the registers.
+  //   Each adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q
+  //   and dO are all that fits, and at 256 one dS tile. Joint steps gain 6 to 10 % at 192. At 256 their registers would
+  //   have to come from dQ; its pieces would then be narrow, and with one dS tile the whole step waits for dQ: 30 %
+  //   slower.
+  //                             m   n stages ds joint kv_regs dq main dq
+  if (head_dim <= 64) return {64, 128, 4, 3, true, true, 64, 216, 72};
   if (head_dim <= 96) return {64, 128, 3, 2, false, false, 96, 208, 88};
   if (head_dim <= 128) return {64, 128, 3, 2, false, false, 64, 216, 72};
-  // head_dim 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh); their dK and dV fill the registers.
-  // Each adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q
-  // and dO are all that fits, and at 256 one dS tile.
-  if (head_dim <= 192) return {64, 128, 2, 2, false, false, 96, 208, 88};
+  if (head_dim <= 192) return {64, 128, 2, 2, true, false, 96, 208, 88};
   return {64, 128, 2, 1, false, false, 128, 200, 104};
 }
 
