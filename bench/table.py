@@ -127,20 +127,30 @@ def align(cells: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def summary(rows: list[dict]) -> str:
-    """Per work and case: geometric mean and lowest of the ratios to the best peer."""
+def summary_cells(rows: list[dict]) -> list[list[str]]:
+    """Per work and case: geometric mean and lowest of the ratios to the best peer. Empty where there is nothing to compare."""
     groups: dict[tuple, list[Ratio]] = {}
     for row in rows:
         ratio = ratio_to_best_peer(row)
         if ratio and row["case"] != "generations":
             groups.setdefault((row["work"], row["case"]), []).append(ratio)
-    if not groups:
-        return "no row has both flash_ext and a peer"
-    cells = [["flash_ext / best peer", "cells", "geomean", "below 1", "lowest", ""]]
+    cells = [["flash_ext / best peer", "cells", "geomean", "below 1", "lowest", "where (against)"]]
     for (work, case), ratios in groups.items():
         low = min(ratios, key=lambda ratio: ratio.value)
         where = f"{label(low.row)} {short(low.row['seqlen'])} ({low.peer})"
         below = sum(ratio.value < 1 for ratio in ratios)
         mean = statistics.geometric_mean(ratio.value for ratio in ratios)
         cells.append([f"{work} {case}", str(len(ratios)), f"{mean:.3f}", str(below), f"{low.value:.3f}", where])
-    return align(cells)
+    return cells if groups else []
+
+
+def summary(rows: list[dict]) -> str:
+    return align(summary_cells(rows)) if summary_cells(rows) else "no row has both flash_ext and a peer"
+
+
+def summary_markdown(rows: list[dict]) -> str:
+    cells = summary_cells(rows)
+    if not cells:
+        return ""
+    lines = [f"| {' | '.join(line)} |" for line in cells]
+    return "\n".join([lines[0], "|---" * len(cells[0]) + "|", *lines[1:]])
