@@ -10,6 +10,7 @@ from .shared import ROOT
 
 README = ROOT / "README.md"
 PLOTS = ROOT / "docs" / "plots"  # python -m bench.report --plots docs/plots
+RESULTS = ROOT / "bench" / "results" / "h200.json"
 
 PASSES = ("forward", "backward", "bias gradient")
 ARCHS = ("`simt` (any GPU)", "`sm80` (Ampere and later)", "`sm90` (Hopper)")
@@ -53,6 +54,16 @@ def plots(folder: Path = PLOTS) -> str:
     )
 
 
+def numbers(path: Path = RESULTS) -> str:
+    """The recorded ratios to the best other library."""
+    if not path.exists():
+        return ""
+    from bench import results, table
+
+    data = results.load(path)
+    return f"{data['gpu']}, torch {data['torch']}:\n\n{table.summary_markdown(data['rows'])}"
+
+
 def replace_part(text: str, name: str, content: str) -> str:
     begin, end = f"<!-- {name}: written by make format -->", f"<!-- end of {name} -->"
     before, rest = text.split(begin)
@@ -62,7 +73,7 @@ def replace_part(text: str, name: str, content: str) -> str:
 def current_readme(instances: Sequence[Sequence[int]]) -> str:
     """The README with its generated parts as they should be."""
     text = replace_part(README.read_text(), "kernels", table(instances))
-    measured = plots()
+    measured = "\n\n".join(part for part in (numbers(), plots()) if part)
     return replace_part(text, "plots", measured or "No run is recorded yet.")
 
 
