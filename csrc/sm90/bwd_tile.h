@@ -18,32 +18,6 @@ struct BwdTile {
   int registers_main, registers_dq;  // of a thread; two main warpgroups and one for dQ share 504
 };
 
-#ifdef FLASH_TUNE_BWD_STAGES
-inline constexpr int kTuneBwdStages = FLASH_TUNE_BWD_STAGES;
-#else
-inline constexpr int kTuneBwdStages = 0;
-#endif
-#ifdef FLASH_TUNE_BWD_DS_STAGES
-inline constexpr int kTuneBwdDsStages = FLASH_TUNE_BWD_DS_STAGES;
-#else
-inline constexpr int kTuneBwdDsStages = 0;
-#endif
-#ifdef FLASH_TUNE_BWD_JOINT
-inline constexpr int kTuneBwdJoint = FLASH_TUNE_BWD_JOINT;
-#else
-inline constexpr int kTuneBwdJoint = -1;
-#endif
-#ifdef FLASH_TUNE_BWD_KV_IN_REGISTERS
-inline constexpr int kTuneBwdKvInRegisters = FLASH_TUNE_BWD_KV_IN_REGISTERS;
-#else
-inline constexpr int kTuneBwdKvInRegisters = -1;
-#endif
-#ifdef FLASH_TUNE_BWD_REGISTERS_DQ
-inline constexpr int kTuneBwdRegistersDq = FLASH_TUNE_BWD_REGISTERS_DQ;
-#else
-inline constexpr int kTuneBwdRegistersDq = 0;
-#endif
-
 constexpr BwdTile bwd_tile_row(int head_dim) {
   // head_dim 64: accumulators are small, so P keeps fp32 and K and V fit into registers, which frees the shared
   // memory's
@@ -64,14 +38,25 @@ constexpr BwdTile bwd_tile_row(int head_dim) {
 
 constexpr BwdTile bwd_tile(int head_dim) {
   BwdTile t = bwd_tile_row(head_dim);
-  if (kTuneBwdStages > 0) t.stages = kTuneBwdStages;
-  if (kTuneBwdDsStages > 0) t.ds_stages = kTuneBwdDsStages;
-  if (kTuneBwdJoint >= 0) t.joint = kTuneBwdJoint;
-  if (kTuneBwdKvInRegisters >= 0) t.kv_in_registers = kTuneBwdKvInRegisters;
-  if (kTuneBwdRegistersDq > 0) {
-    t.registers_dq = kTuneBwdRegistersDq;
-    t.registers_main = (504 - kTuneBwdRegistersDq) / 2 / 8 * 8;
-  }
+#ifdef FLASH_TUNE_BWD_STAGES
+  t.stages = FLASH_TUNE_BWD_STAGES;
+#endif
+#ifdef FLASH_TUNE_BWD_DS_STAGES
+  t.ds_stages = FLASH_TUNE_BWD_DS_STAGES;
+#endif
+#ifdef FLASH_TUNE_BWD_JOINT
+  t.joint = FLASH_TUNE_BWD_JOINT != 0;
+#endif
+#ifdef FLASH_TUNE_BWD_KV_IN_REGISTERS
+  t.kv_in_registers = FLASH_TUNE_BWD_KV_IN_REGISTERS != 0;
+#endif
+#ifdef FLASH_TUNE_BWD_DQ_COLUMNS
+  t.dq_columns = FLASH_TUNE_BWD_DQ_COLUMNS;
+#endif
+#ifdef FLASH_TUNE_BWD_REGISTERS_DQ
+  t.registers_dq = FLASH_TUNE_BWD_REGISTERS_DQ;
+  t.registers_main = (504 - t.registers_dq) / 16 * 8;
+#endif
   return t;
 }
 
