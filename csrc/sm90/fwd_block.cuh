@@ -1,5 +1,4 @@
-// One block of keys of a consumer warpgroup: S = Q K^T, P = softmax(S), O += P
-// V, with S, P and O in registers.
+// One block of keys of a consumer warpgroup: S = Q K^T, P = softmax(S), O += P V, with S, P and O in registers.
 #pragma once
 
 #include "../ptx/wgmma.cuh"
@@ -67,8 +66,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     if (release) release_v();
   }
 
-  // Q K^T of block n_block is complete: of the tile's last block, Q is free as
-  // well.
+  // Q K^T of block n_block is complete: of the tile's last block, Q is free as well.
   __device__ __forceinline__ void release_k_and_q(int n_block) {
     release_k();
     if (n_block == blocks.begin) arrive(smem.q_empty(q.stage, warpgroup));
@@ -88,8 +86,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     }
   }
 
-  // S and P of block n_block, while P of the block before it, still in p, is
-  // multiplied with its V.
+  // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V.
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
     if constexpr (kTile.order == Order::kOverlap) {
@@ -131,9 +128,8 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     finish_p(n_block);
   }
 
-  // The first groups of P are computed before the wait for P V, into registers
-  // of their own. The vote on their sums is also what keeps the compiler from
-  // moving the wait in front of them.
+  // The first groups of P are computed before the wait for P V, into registers of their own. The vote on their sums is
+  // also what keeps the compiler from moving the wait in front of them.
   __device__ __forceinline__ void softmax_under_pv() {
     constexpr int kEarly = kTile.early;
     uint32_t early[kEarly > 0 ? kEarly : 1][4];
@@ -147,8 +143,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     softmax_rest<kEarly>(optimistic, block_sum, early);
   }
 
-  // The groups from kEarly on; the whole block with its maximum if the
-  // reference does not hold.
+  // The groups from kEarly on; the whole block with its maximum if the reference does not hold.
   template <int kEarly, int kSize>
   __device__ __forceinline__ void softmax_rest(bool optimistic, float (&block_sum)[2],
                                                const uint32_t (&early)[kSize][4]) {

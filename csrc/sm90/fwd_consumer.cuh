@@ -1,8 +1,7 @@
 // A consumer warpgroup: 64 query rows of each tile.
 //
-// The blocks of all tiles are one stream: the last P V of a tile is issued
-// together with the first Q K^T of the next, and its O is stored under that
-// product.
+// The blocks of all tiles are one stream: the last P V of a tile is issued together with the first Q K^T of the next,
+// and its O is stored under that product.
 #pragma once
 
 #include "fwd_block.cuh"
@@ -31,8 +30,7 @@ class FwdConsumer : FwdBlock<Traits> {
 
   int tile_blocks_begin, tile_blocks_end;
 
-  // From the tile at hand to the last one before the end, or before a tile
-  // without rows for this warpgroup.
+  // From the tile at hand to the last.
   __device__ __forceinline__ void run_tiles() {
     open_tile();
     begin_turn();
@@ -102,8 +100,7 @@ class FwdConsumer : FwdBlock<Traits> {
     }
   }
 
-  // Passes over blocks that only other warpgroups see; waits for Q and the
-  // first K.
+  // Passes over blocks that only other warpgroups see; waits for Q and the first K.
   __device__ __forceinline__ void open_tile() {
     const auto& work = smem.work(slot.stage);
     blocks = work.of_warpgroup[warpgroup];

@@ -1,5 +1,4 @@
-// What a consumer warpgroup shares with the producer and the other warpgroups:
-// buffers, tiles, turns to issue products.
+// What a consumer warpgroup shares with the producer and the other warpgroups: buffers, tiles, turns to issue products.
 #pragma once
 
 #include "../ptx/named_barrier.cuh"

@@ -1,5 +1,4 @@
-// Attention forward for Hopper: one producer warp feeds consumer warpgroups through shared memory; blocks are
-// persistent.
+// Attention forward for Hopper: one producer warp feeds consumer warpgroups through shared memory; blocks stay.
 #pragma once
 
 #include "../ptx/griddep.cuh"

@@ -66,9 +66,8 @@ struct FwdSoftmax {
   __device__ __forceinline__ void first(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4]) {
     row_max(acc_s, reference);
     row_sum[0] = row_sum[1] = 0.f;
-    // A reference far from 0 would cost accuracy in the fused form: use the maximum throughout.
-    const float far = fmaxf(fabsf(finite(reference[0])), fabsf(finite(reference[1]))) * scale;
-    surprises = __any_sync(~0u, far > kMaxFmaReference) ? kMaxSurprises : 0;
+    surprises = 0;
+    check_range();
     exact_exponentials(acc_s, p, row_sum);
   }
 
@@ -91,6 +90,7 @@ struct FwdSoftmax {
     row_sum[0] = fmaf(row_sum[0], correction[0], block_sum[0]);
     row_sum[1] = fmaf(row_sum[1], correction[1], block_sum[1]);
     if (rises) {
+      check_range();
 #pragma unroll
       for (int i = 0; i < kOut; i++) acc_o[i] *= correction[(i / 2) % 2];
     }
@@ -98,6 +98,12 @@ struct FwdSoftmax {
   }
 
  private:
+  // A reference far from 0 would cost accuracy in the fused form: then the maximum is used throughout.
+  __device__ __forceinline__ void check_range() {
+    const float far = fmaxf(fabsf(finite(reference[0])), fabsf(finite(reference[1]))) * scale;
+    if (__any_sync(~0u, far > kMaxFmaReference)) surprises = kMaxSurprises;
+  }
+
   // What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
   __device__ __forceinline__ static float finite(float x) { return x == -CUDART_INF_F ? 0.f : x; }
 
