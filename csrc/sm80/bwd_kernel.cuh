@@ -7,35 +7,32 @@
 namespace flash::sm80 {
 
 template <class Traits>
-__device__ __forceinline__ void write_key_gradients(const BwdMainloop<Traits>& main, const Work& work, const SeqInfo& seq,
-                                                    int rows_of_k, char* smem) {
+__device__ __forceinline__ void write_key_gradients(const BwdMainloop<Traits>& main, const Work& work,
+                                                    const SeqInfo& seq, int rows_of_k, char* smem) {
   using T = typename Traits::T;
   using TileK = typename Traits::TileK;
   using TileV = typename Traits::TileV;
+  using Main = BwdMainloop<Traits>;
   const BwdParams& p = main.params;
-  const int lane = threadIdx.x % 32, rows = rows_of_k - main.warp_col0;
-  char* tile_v = smem + (Traits::kDk ? TileK::kBytes : 0);
-  if constexpr (Traits::kDk) stage_rows<T, TileK>(smem, main.warp_row0, 0, main.acc_dk, p.softmax_scale);
-  if constexpr (Traits::kDv) stage_rows<T, TileV>(tile_v, main.warp_row0, 0, main.acc_dv, 1.f);
-  __syncwarp();
-  if constexpr (Traits::kDk) {
-    T* dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, work.batch_index, seq.k0, main.warp_col0, work.head);
-    store_rows<T, TileK, Traits::kWarpRows, 32>(smem, main.warp_row0, dk, p.dk.row, rows, p.head_dim,
-                                                chunks_aligned(p.dk), lane);
-  }
-  if constexpr (Traits::kDv) {
-    T* dv = static_cast<T*>(p.dv.ptr) + offset_of(p.dv, work.batch_index, seq.k0, main.warp_col0, work.head);
-    store_rows<T, TileV, Traits::kWarpRows, 32>(tile_v, main.warp_row0, dv, p.dv.row, rows, p.head_dim_v,
-                                                chunks_aligned(p.dv), lane);
-  }
+  char* tile_v = smem + Traits::kSmem.v;
+  stage_rows<T, TileK>(smem, main.warp_row0, main.col_warp * Main::kCols, main.acc_dk, p.softmax_scale);
+  stage_rows<T, TileV>(tile_v, main.warp_row0, main.col_warp * Main::kColsV, main.acc_dv, 1.f);
+  __syncthreads();
+  T* dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, work.batch_index, seq.k0, main.col0, work.head);
+  T* dv = static_cast<T*>(p.dv.ptr) + offset_of(p.dv, work.batch_index, seq.k0, main.col0, work.head);
+  const int rows = rows_of_k - main.col0;
+  store_rows<T, TileK, Traits::kBlockN, Traits::kThreads>(smem, 0, dk, p.dk.row, rows, p.head_dim, chunks_aligned(p.dk),
+                                                          threadIdx.x);
+  store_rows<T, TileV, Traits::kBlockN, Traits::kThreads>(tile_v, 0, dv, p.dv.row, rows, p.head_dim_v,
+                                                          chunks_aligned(p.dv), threadIdx.x);
 }
 
-// Early keys are seen by most queries of a causal mask: the longest tiles come first. deterministic: the last keys do, since
-// blocks wait for those of later keys, which must have started; so blocks are numbered as they start.
+// Early keys are seen by most queries of a causal mask: the longest tiles come first. deterministic: the last keys do,
+// since blocks wait for those of later keys, which must have started; so blocks are numbered as they start.
 template <class Traits>
 __device__ __forceinline__ Work work_of_block(const BwdParams& p, char* smem) {
   const int tiles = ceil_div(p.seqlen_k, Traits::kBlockN);
-  if (!p.deterministic || !Traits::kDk) return Work::of(blockIdx.x, tiles, p.num_heads_kv);
+  if (!p.deterministic) return Work::of(blockIdx.x, tiles, p.num_heads_kv);
   unsigned* shared = reinterpret_cast<unsigned*>(smem);
   if (threadIdx.x == 0) *shared = atomicAdd(Traits::started_blocks(p), 1u);
   __syncthreads();

@@ -1,12 +1,14 @@
-// Launches the backward of one row of the table: delta, the main kernel (two from head_dim 192 on), dq.
+// Launches the backward of one row of the table: delta, the main kernel, dq.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 
 #include "../attn/launch.cuh"
 #include "bwd_kernel.cuh"
 #include "bwd_postprocess.cuh"
 #include "bwd_preprocess.cuh"
+#include "bwd_tail.cuh"
 #include "shared_memory.cuh"
 
 namespace flash::sm80 {
@@ -23,42 +25,50 @@ inline unsigned grid_of(int tiles, int num_heads, int batch, const char* what) {
 }
 
 template <class Traits>
-void launch_bwd(const BwdParams& p, cudaStream_t stream) {
-  const unsigned blocks = grid_of(ceil_div(p.seqlen_k, Traits::kBlockN), p.num_heads_kv, p.batch, "bwd_sm80");
-  if (blocks == 0) return;
-  const int stages = choose_stages(shared_memory_of(p.device), Traits::kTile.kBlocksPerSm, Traits::kSmem.bytes(2),
-                                   Traits::kSmem.bytes(1));
+void launch_bwd(const BwdParams& p, const SharedMemory& memory, cudaStream_t stream) {
+  const int64_t bytes = Traits::workspace_bytes(p);
+  if (bytes > 0) FLASH_CHECK_CUDA(cudaMemsetAsync(p.workspace, 0, bytes, stream), "bwd_sm80: clearing dq");
+
+  const unsigned rows = grid_of(ceil_div(p.seqlen_q, BwdPreprocess::kRows), p.num_heads, p.batch, "bwd_preprocess");
+  if (rows > 0) bwd_preprocess<typename Traits::T><<<rows, BwdPreprocess::kThreads, 0, stream>>>(p);
+  check_launch("bwd_preprocess");
+
+  if (p.packed()) bwd_tail<typename Traits::T><<<BwdTail::kBlocks, BwdTail::kThreads, 0, stream>>>(p);
+  check_launch("bwd_tail");
+
+  const int stages = choose_stages(memory, Traits::kTile.kBlocksPerSm, Traits::kSmem.bytes(2), Traits::kSmem.bytes(1));
   const int smem_bytes = Traits::kSmem.bytes(stages);
+  const unsigned blocks = grid_of(ceil_div(p.seqlen_k, Traits::kBlockN), p.num_heads_kv, p.batch, "bwd_sm80");
   allow_shared_memory(bwd_kernel<Traits>, smem_bytes);
-  bwd_kernel<Traits><<<blocks, Traits::kThreads, smem_bytes, stream>>>(p, stages);
+  if (blocks > 0) bwd_kernel<Traits><<<blocks, Traits::kThreads, smem_bytes, stream>>>(p, stages);
   check_launch("bwd_sm80");
+
+  const unsigned tiles = grid_of(ceil_div(p.seqlen_q, Traits::kBlockM), p.num_heads, p.batch, "bwd_postprocess");
+  if (tiles > 0) bwd_postprocess<Traits><<<tiles, Traits::kThreads, 0, stream>>>(p);
+  check_launch("bwd_postprocess");
 }
 
 template <int kRow>
 struct BwdSm80 {
   static constexpr Key kKey = kInstances[kRow];
-  template <BwdPart kPart>
-  using Traits = BwdTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kKey.variant == Variant::kGeneral, kPart>;
-  static constexpr bool kSplit = splits(kKey.head_dim, kKey.head_dim_v);
-  using KeysTraits = Traits<kSplit ? BwdPart::kKeys : BwdPart::kBoth>;
+  template <bool kSmall>
+  using Traits = BwdTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kKey.variant == Variant::kGeneral, kSmall>;
+  static constexpr bool kFitsEverywhere = fits(kSharedMemorySm86, 1, Traits<false>::kSmem.bytes(1));
 
-  static int64_t bwd_workspace(const BwdParams& params) { return KeysTraits::workspace_bytes(params); }
+  // The larger of the two tiles' needs: which one runs depends on the device.
+  static int64_t bwd_workspace(const BwdParams& p) {
+    const int64_t bytes = Traits<false>::workspace_bytes(p);
+    if constexpr (kFitsEverywhere) return bytes;
+    return std::max(bytes, Traits<true>::workspace_bytes(p));
+  }
 
-  static void bwd(const BwdParams& p, Stream s) {
+  static void bwd(const BwdParams& p, Stream stream) {
     const DeviceGuard guard(p.device);
-    const cudaStream_t stream = cuda_stream(s);
-    const int64_t bytes = bwd_workspace(p);
-    if (bytes > 0) FLASH_CHECK_CUDA(cudaMemsetAsync(p.workspace, 0, bytes, stream), "bwd_sm80: clearing dq");
-    const unsigned rows = grid_of(ceil_div(p.seqlen_q, BwdPreprocess::kRows), p.num_heads, p.batch, "bwd_preprocess");
-    if (rows > 0) bwd_preprocess<Element<kKey.dtype>><<<rows, BwdPreprocess::kThreads, 0, stream>>>(p);
-    check_launch("bwd_preprocess");
-
-    if constexpr (kSplit) launch_bwd<Traits<BwdPart::kValues>>(p, stream);
-    launch_bwd<KeysTraits>(p, stream);
-
-    const unsigned tiles = grid_of(ceil_div(p.seqlen_q, KeysTraits::kBlockM), p.num_heads, p.batch, "bwd_postprocess");
-    if (tiles > 0) bwd_postprocess<KeysTraits><<<tiles, KeysTraits::kThreads, 0, stream>>>(p);
-    check_launch("bwd_postprocess");
+    const SharedMemory memory = shared_memory_of(p.device);
+    if constexpr (!kFitsEverywhere)
+      if (!fits(memory, 1, Traits<false>::kSmem.bytes(1)))
+        return launch_bwd<Traits<true>>(p, memory, cuda_stream(stream));
+    launch_bwd<Traits<false>>(p, memory, cuda_stream(stream));
   }
 };
 

@@ -5,9 +5,9 @@
 
 namespace flash::sm80 {
 
-// The sums of a tile of kBlockM queries of a head are stored in the order of the accumulator fragments of the warps that add
-// to them, so that every addition of a warp covers whole 128-byte lines. Tiles are numbered over the batch; each packed
-// sequence starts at a tile of its own.
+// The sums of a tile of kBlockM queries of a head are stored in the order of the accumulator fragments of the warps
+// that add to them, so that every addition of a warp covers whole 128-byte lines. Tiles are numbered over the batch;
+// each packed sequence starts at a tile of its own.
 template <int kBlockM>
 struct DqTiles {
   // Tile `tile` of a sequence whose first packed row is q0.
@@ -21,14 +21,16 @@ struct DqTiles {
   }
 };
 
-// How the warps of a block share dq (kBlockM, kHeadDim): kRowWarps x kColWarps pieces of 32 rows, kCols columns at a time.
+// How the warps of a block share dq (kBlockM, kHeadDim): kRowWarps x kColWarps pieces of 32 rows, kCols columns at a
+// time.
 template <int kBlockM, int kHeadDim, int kWarps>
 struct DqPieces {
   static constexpr int kRowWarps = kBlockM / 32, kColWarps = kWarps / kRowWarps;
   static constexpr int kColsPerWarp = kHeadDim / kColWarps;
-  static constexpr int kCols = kColsPerWarp % 32 == 0 ? 32 : kColsPerWarp % 48 == 0 ? 48 : 16;
+  static constexpr int kCols = kColsPerWarp % 32 == 0 ? 32 : 16;
   static constexpr int kPieces = kColsPerWarp / kCols;
-  static_assert(kRowWarps * kColWarps == kWarps && kColsPerWarp * kColWarps == kHeadDim && kPieces * kCols == kColsPerWarp);
+  static_assert(kRowWarps * kColWarps == kWarps && kColsPerWarp * kColWarps == kHeadDim &&
+                kPieces * kCols == kColsPerWarp);
   static constexpr int kFloats = kBlockM * kHeadDim;
 
   FLASH_HD static constexpr int row0(int warp) { return warp % kRowWarps * 32; }
@@ -39,8 +41,8 @@ struct DqPieces {
   }
 };
 
-// deterministic: blocks of keys add to a tile of queries in a fixed order, the last block that sees it first. In a causal
-// mask that is the order in which they get there, if blocks start from the last.
+// deterministic: blocks of keys add to a tile of queries in a fixed order, the last block that sees it first. In a
+// causal mask that is the order in which they get there, if blocks start from the last.
 FLASH_HD int dq_turn(const Band& band, int row0, int block_m, int key_block, int block_n) {
   return key_blocks(band, row0, block_m, block_n).end - 1 - key_block;
 }

@@ -6,7 +6,8 @@
 
 namespace flash::sm80 {
 
-// factor: what out is multiplied by. The sums are of the whole row, 0 where it sees no key (the largest probability is 1).
+// factor: what out is multiplied by. The sums are of the whole row, 0 where it sees no key (the largest probability is
+// 1).
 struct RowResult {
   float factor, lse;
 };
@@ -32,8 +33,9 @@ __device__ __forceinline__ RowResult finish_row_general(float row_max, float sum
 }
 
 template <class Traits>
-__device__ __forceinline__ void write_results(const FwdMainloop<Traits>& main, const General<typename Traits::T>& general,
-                                              const Work& work, const SeqInfo& seq, char* smem) {
+__device__ __forceinline__ void write_results(const FwdMainloop<Traits>& main,
+                                              const General<typename Traits::T>& general, const Work& work,
+                                              const SeqInfo& seq, char* smem) {
   using T = typename Traits::T;
   using TileO = typename Traits::TileO;
   const FwdParams& p = main.params;

@@ -19,6 +19,14 @@ class Fragments {
       : rows_first_(tile + Tile::offset(lane % 16, lane / 16 * 8)),
         cols_first_(tile + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8)) {}
 
+  // The same from row row0, column col0 of the tile on; col0 is a multiple of a panel.
+  __device__ __forceinline__ Fragments from(int row0, int col0) const {
+    Fragments f = *this;
+    f.rows_first_ += Tile::shift(row0, col0);
+    f.cols_first_ += Tile::shift(row0, col0);
+    return f;
+  }
+
   __device__ __forceinline__ void load_a(uint32_t (&a)[4], int row0, int col0) const {
     ptx::ldmatrix_x4(a, at(rows_first_, row0, col0));
   }

@@ -14,23 +14,29 @@ constexpr bool is_fwd(const Key& key) {
   return key.pass == Pass::kFwd && key.arch == Arch::kSm80 && key.dtype != DType::kF32 && key.head_dim == kHeadDim;
 }
 
+template <class Traits>
+void launch_fwd(const FwdParams& p, cudaStream_t stream) {
+  const int64_t blocks = int64_t(ceil_div(p.seqlen_q, Traits::kBlockM)) * p.num_heads * p.batch;
+  if (blocks == 0) return;
+  FLASH_CHECK_ARG(blocks <= INT_MAX, "batch * num_heads * seqlen_q / ", Traits::kBlockM, " must be below 2^31, got ",
+                  blocks);
+  allow_shared_memory(fwd_kernel<Traits>, Traits::kSmemBytes);
+  fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, Traits::kSmemBytes, stream>>>(p);
+  check_launch("fwd_sm80");
+}
+
 template <int kRow>
 struct FwdSm80 {
-  static void fwd(const FwdParams& params, Stream stream) {
-    constexpr Key kKey = kInstances[kRow];
-    using Traits = FwdTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kKey.variant == Variant::kGeneral>;
-    const int64_t blocks =
-        int64_t(ceil_div(params.seqlen_q, Traits::kBlockM)) * params.num_heads * params.batch;
-    if (blocks == 0) return;
-    FLASH_CHECK_ARG(blocks <= INT_MAX, "batch * num_heads * seqlen_q / ", Traits::kBlockM, " must be below 2^31, got ",
-                    blocks);
-    const DeviceGuard guard(params.device);
-    const int stages = choose_stages(shared_memory_of(params.device), Traits::kTile.kBlocksPerSm,
-                                     Traits::smem_bytes(2), Traits::smem_bytes(1));
-    const int smem_bytes = Traits::smem_bytes(stages);
-    allow_shared_memory(fwd_kernel<Traits>, smem_bytes);
-    fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, smem_bytes, cuda_stream(stream)>>>(params, stages);
-    check_launch("fwd_sm80");
+  static constexpr Key kKey = kInstances[kRow];
+  template <bool kSmall>
+  using Traits = FwdTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kKey.variant == Variant::kGeneral, kSmall>;
+
+  static void fwd(const FwdParams& p, Stream stream) {
+    const DeviceGuard guard(p.device);
+    if constexpr (!fits(kSharedMemorySm86, 1, Traits<false>::kSmemBytes))
+      if (!fits(shared_memory_of(p.device), 1, Traits<false>::kSmemBytes))
+        return launch_fwd<Traits<true>>(p, cuda_stream(stream));
+    launch_fwd<Traits<false>>(p, cuda_stream(stream));
   }
 };
 

@@ -11,20 +11,20 @@
 
 namespace flash::sm80 {
 
-template <DType kDType, int kHeadDim_, int kHeadDimV_, bool kGeneral_>
+template <DType kDType, int kHeadDim_, int kHeadDimV_, bool kGeneral_, bool kSmall_>
 struct FwdTraits {
   using T = Element<kDType>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr bool kGeneral = kGeneral_;
-  static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV);
+  static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV, kSmall_);
   static constexpr int kBlockM = kTile.kBlockM, kBlockN = kTile.kBlockN;
   static constexpr int kRowTiles = kTile.kRowTiles, kWarpRows = 16 * kRowTiles, kThreads = kTile.threads();
   using TileQ = SmemTile<kBlockM, kHeadDim>;
   using TileK = SmemTile<kBlockN, kHeadDim>;
   using TileV = SmemTile<kBlockN, kHeadDimV>;
   using TileO = SmemTile<kBlockM, kHeadDimV>;  // takes Q's place: each warp writes where only it read
-  static_assert(TileO::kBytes <= TileQ::kBytes && TileO::kPanel == TileQ::kPanel);
-  static constexpr int smem_bytes(int stages) { return fwd_smem_bytes(kTile, kHeadDim, kHeadDimV, stages); }
+  static_assert(TileO::kBytes <= TileQ::kBytes);
+  static constexpr int kSmemBytes = fwd_smem_bytes(kTile, kHeadDim, kHeadDimV);
 };
 
 __device__ __forceinline__ int kv_head(const AttnParams& p, int head) { return head / (p.num_heads / p.num_heads_kv); }
@@ -36,6 +36,7 @@ struct FwdMainloop {
   using TileK = typename Traits::TileK;
   using TileV = typename Traits::TileV;
   static constexpr int kBlockN = Traits::kBlockN, kRowTiles = Traits::kRowTiles;
+  static constexpr int kBlocksPerCheck = 8;  // whether the sums are in range: at the end, and now and then before
   static constexpr bool kQInRegs = Traits::kTile.kQInRegs;
   static constexpr int kKSteps = kQInRegs ? Traits::kHeadDim / 16 : 1;
 
@@ -51,14 +52,13 @@ struct FwdMainloop {
   const BlockRange blocks;   // of the whole tile
   const BlockRange visible;  // of the warp's rows
   const int raise_from;      // blocks before it may go without a maximum
+  const bool tail_masked;    // blocks from there on may need a mask
   const Fragments<TileQ> q;
   const uint32_t smem_kv;
-  const int stages;          // 2: a block's K and V are copied during the block before it; 1: V during its scores, K of the next after
   const RowLoader<T, TileK, Traits::kThreads> load_k;
   const RowLoader<T, TileV, Traits::kThreads> load_v;
 
-  __device__ __forceinline__ FwdMainloop(const FwdParams& p, const Work& work, const SeqInfo& seq, uint32_t smem,
-                                         int num_stages)
+  __device__ __forceinline__ FwdMainloop(const FwdParams& p, const Work& work, const SeqInfo& seq, uint32_t smem)
       : params(p),
         band(Band::of(p, seq)),
         warp_row0(threadIdx.x / 32 * Traits::kWarpRows),
@@ -67,9 +67,9 @@ struct FwdMainloop {
         visible(key_blocks(band, row0, Traits::kWarpRows, kBlockN)),
         // Every row must have seen a key before the first block without a maximum.
         raise_from(min_of(visible.full_end, floor_div(band.key_end(row0) - 1, kBlockN))),
+        tail_masked(visible.full_end < visible.end),
         q(smem),
         smem_kv(smem + TileQ::kBytes),
-        stages(num_stages),
         load_k(p.k, work.batch_index, seq.k0, kv_head(p, work.head), seq.seqlen_k, p.head_dim),
         load_v(p.v, work.batch_index, seq.k0, kv_head(p, work.head), seq.seqlen_k, p.head_dim_v) {
     const RowLoader<T, TileQ, Traits::kThreads> load_q(p.q, work.batch_index, seq.q0, work.head, seq.seqlen_q,
@@ -86,46 +86,39 @@ struct FwdMainloop {
   __device__ __forceinline__ int row_of(int m, int half) const {
     return row0 + 16 * m + int(threadIdx.x % 32 / 4) + 8 * half;
   }
+
  private:
-  // Key blocks go from right to left. Returns whether the sums stayed in range, which they cannot leave if every block raises
-  // the references.
+  // Key blocks go from right to left. Returns whether the sums stayed in range, which they cannot leave if every block
+  // raises the references.
   __device__ __forceinline__ bool run_blocks(const General<T>& general, bool raise_always) {
     reset();
-    copy_k(0);
-    if (stages == 2) copy_v(0);
-    ptx::cp_async_commit_group();
+    copy_block(0);
     for (int i = 0; i < blocks.count(); i++) {
-      // Before it: K of this block (and V, if two stages) by all threads. After it: nobody reads the block before.
+      // Before it: this block's copies by all threads. After it: nobody reads the stage of the block before.
       ptx::cp_async_wait_group<0>();
-      if (__syncthreads_or(!raise_always && softmax.out_of_range())) return false;
-      if (stages == 2) copy_k(i + 1);
-      copy_v(i + stages - 1);
-      ptx::cp_async_commit_group();
-      if (kQInRegs && i == 0) load_q_regs();
-
-      const int n_block = blocks.end - 1 - i;
-      const bool sees = n_block >= visible.begin && n_block < visible.end;
-      if (sees) gemm_qk<T, TileQ, TileK, kQInRegs>(acc_s, q_regs, q, warp_row0, Fragments<TileK>(stage_of(i)));
-      if (stages == 1) {
-        ptx::cp_async_wait_group<0>();
+      if (i % kBlocksPerCheck == kBlocksPerCheck - 1) {
+        if (__syncthreads_or(!raise_always && softmax.out_of_range())) return false;
+      } else {
         __syncthreads();
-        copy_k(i + 1);
-        ptx::cp_async_commit_group();
       }
-      if (sees) add_block(general, n_block, Fragments<TileV>(stage_of(i) + TileK::kBytes), raise_always);
+      copy_block(i + 1);
+      if (kQInRegs && i == 0) load_q_regs();
+      const int n_block = blocks.end - 1 - i;
+      if (n_block >= visible.begin && n_block < visible.end) add_block(general, n_block, stage_of(i), raise_always);
     }
     ptx::cp_async_wait_group<0>();
     return !__syncthreads_or(!raise_always && softmax.out_of_range());
   }
 
   __device__ __forceinline__ uint32_t stage_of(int i) const {
-    return smem_kv + (stages == 2 ? i % 2 : 0) * (TileK::kBytes + TileV::kBytes);
+    return smem_kv + i % 2 * (TileK::kBytes + TileV::kBytes);
   }
-  __device__ __forceinline__ void copy_k(int i) const {
-    if (i < blocks.count()) load_k.load(stage_of(i), (blocks.end - 1 - i) * kBlockN);
-  }
-  __device__ __forceinline__ void copy_v(int i) const {
-    if (i < blocks.count()) load_v.load(stage_of(i) + TileK::kBytes, (blocks.end - 1 - i) * kBlockN);
+  __device__ __forceinline__ void copy_block(int i) const {
+    if (i < blocks.count()) {
+      load_k.load(stage_of(i), (blocks.end - 1 - i) * kBlockN);
+      load_v.load(stage_of(i) + TileK::kBytes, (blocks.end - 1 - i) * kBlockN);
+    }
+    ptx::cp_async_commit_group();
   }
 
   __device__ __forceinline__ void reset() {
@@ -145,20 +138,19 @@ struct FwdMainloop {
       for (int d = 0; d < kKSteps; d++) q.load_a(q_regs[m][d], warp_row0 + 16 * m, 16 * d);
   }
 
-  // acc_s enters as q.k of the block's keys.
-  __device__ __forceinline__ void add_block(const General<T>& general, int n_block, const Fragments<TileV>& v,
-                                            bool raise_always) {
+  __device__ __forceinline__ void add_block(const General<T>& general, int n_block, uint32_t stage, bool raise_always) {
+    gemm_qk<T, TileQ, TileK, kQInRegs>(acc_s, q_regs, q, warp_row0, Fragments<TileK>(stage));
     float exp2_scale = params.softmax_scale * kLog2e;
     if constexpr (Traits::kGeneral) {
       finish_general_scores(general, n_block);
       exp2_scale = kLog2e;
     } else if (raise_always || n_block >= raise_from || n_block < visible.full_begin) {
       scale_scores(exp2_scale);
-      mask_scores(n_block);
+      if (tail_masked || n_block < visible.full_begin) mask_scores(n_block);
       softmax.raise(acc_s, acc_o, softmax.kHeadroom, 1.f);
       exp2_scale = 1.f;
     }
-    accumulate(general, n_block, v, exp2_scale);
+    accumulate(general, n_block, Fragments<TileV>(stage + TileK::kBytes), exp2_scale);
   }
 
   __device__ __forceinline__ static int col_of(int n) { return 8 * n + int(threadIdx.x % 4) * 2; }
@@ -204,7 +196,8 @@ struct FwdMainloop {
         for (int i = 0; i < 4; i++) acc_s[m][n][i] -= softmax.reference[m][i / 2];
   }
 
-  // out += exp2(scores) V, 16 keys at a time, so that the tensor cores work on one group while the next is exponentiated.
+  // out += exp2(scores) V, 16 keys at a time, so that the tensor cores work on one group while the next is
+  // exponentiated.
   __device__ __forceinline__ void accumulate(const General<T>& general, int n_block, const Fragments<TileV>& v,
                                              float exp2_scale) {
     Philox random[kRowTiles][2];
@@ -236,7 +229,7 @@ struct FwdMainloop {
         if constexpr (!Traits::kGeneral)
           ptx::mma_m16n8k16<T>(softmax.rounded_sum[m], p[m], softmax.kOnes, softmax.kOnes);
       }
-      gemm_pv<T, TileV>(acc_o, p, v, 16 * g);
+      gemm_pv<T>(acc_o, p, v, 16 * g);
     }
   }
 };

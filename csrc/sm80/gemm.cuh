@@ -6,7 +6,8 @@
 
 namespace flash::sm80 {
 
-// acc_s (16 * kRowTiles, kBlockN) = rows row0 ... of Q times K^T. q_regs: Q's fragments if they were loaded before the loop.
+// acc_s (16 * kRowTiles, kBlockN) = rows row0 ... of Q times K^T. q_regs: Q's fragments if they were loaded before the
+// loop.
 template <class T, class TileQ, class TileK, bool kQInRegs, int kRowTiles, int kKSteps>
 __device__ __forceinline__ void gemm_qk(float (&acc_s)[kRowTiles][TileK::kRows / 8][4],
                                         const uint32_t (&q_regs)[kRowTiles][kKSteps][4], const Fragments<TileQ>& q,
@@ -17,43 +18,51 @@ __device__ __forceinline__ void gemm_qk(float (&acc_s)[kRowTiles][TileK::kRows /
     for (int n = 0; n < TileK::kRows / 8; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) acc_s[m][n][i] = 0.f;
-#pragma unroll
-  for (int d = 0; d < TileK::kCols / 16; d++) {
-    uint32_t a[kRowTiles][4];
+  constexpr int kSteps = TileK::kCols / 16, kCols = TileK::kRows / 16;
+  uint32_t a[2][kRowTiles][4], b[2][4];
+  const auto load_q = [&](int d) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++) {
       if constexpr (kQInRegs) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) a[m][i] = q_regs[m][d][i];
+        for (int i = 0; i < 4; i++) a[d % 2][m][i] = q_regs[m][d][i];
       } else {
-        q.load_a(a[m], row0 + 16 * m, 16 * d);
+        q.load_a(a[d % 2][m], row0 + 16 * m, 16 * d);
       }
     }
+  };
+  load_q(0);
+  k.load_b(b[0], 0, 0);
 #pragma unroll
-    for (int n = 0; n < TileK::kRows / 16; n++) {
-      uint32_t b[4];
-      k.load_b(b, 16 * n, 16 * d);
+  for (int d = 0; d < kSteps; d++) {
+#pragma unroll
+    for (int n = 0; n < kCols; n++) {
+      const int step = d * kCols + n;
+      if (n == 0 && d + 1 < kSteps) load_q(d + 1);
+      if (step + 1 < kSteps * kCols) k.load_b(b[(step + 1) % 2], 16 * ((step + 1) % kCols), 16 * ((step + 1) / kCols));
 #pragma unroll
       for (int m = 0; m < kRowTiles; m++) {
-        ptx::mma_m16n8k16<T>(acc_s[m][2 * n], a[m], b[0], b[1]);
-        ptx::mma_m16n8k16<T>(acc_s[m][2 * n + 1], a[m], b[2], b[3]);
+        ptx::mma_m16n8k16<T>(acc_s[m][2 * n], a[d % 2][m], b[step % 2][0], b[step % 2][1]);
+        ptx::mma_m16n8k16<T>(acc_s[m][2 * n + 1], a[d % 2][m], b[step % 2][2], b[step % 2][3]);
       }
     }
   }
 }
 
-// acc_o (16 * kRowTiles, head_dim_v) += p (16 * kRowTiles, 16) times the 16 rows of V that start at row0.
-template <class T, class TileV, int kRowTiles>
-__device__ __forceinline__ void gemm_pv(float (&acc_o)[kRowTiles][TileV::kCols / 8][4], const uint32_t (&p)[kRowTiles][4],
-                                        const Fragments<TileV>& v, int row0) {
+// acc_o (16 * kRowTiles, 8 * kN) += p (16 * kRowTiles, 16) times the 16 rows of V that start at row0, columns from
+// col0 on.
+template <class T, class TileV, int kRowTiles, int kN>
+__device__ __forceinline__ void gemm_pv(float (&acc_o)[kRowTiles][kN][4], const uint32_t (&p)[kRowTiles][4],
+                                        const Fragments<TileV>& v, int row0, int col0 = 0) {
+  uint32_t b[2][4];
+  v.load_b_trans(b[0], row0, col0);
 #pragma unroll
-  for (int d = 0; d < TileV::kCols / 16; d++) {
-    uint32_t b[4];
-    v.load_b_trans(b, row0, 16 * d);
+  for (int d = 0; d < kN / 2; d++) {
+    if (d + 1 < kN / 2) v.load_b_trans(b[(d + 1) % 2], row0, col0 + 16 * (d + 1));
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++) {
-      ptx::mma_m16n8k16<T>(acc_o[m][2 * d], p[m], b[0], b[1]);
-      ptx::mma_m16n8k16<T>(acc_o[m][2 * d + 1], p[m], b[2], b[3]);
+      ptx::mma_m16n8k16<T>(acc_o[m][2 * d], p[m], b[d % 2][0], b[d % 2][1]);
+      ptx::mma_m16n8k16<T>(acc_o[m][2 * d + 1], p[m], b[d % 2][2], b[d % 2][3]);
     }
   }
 }

@@ -14,12 +14,10 @@ __device__ __forceinline__ bool chunks_aligned(const Strided& t) {
   return (reinterpret_cast<uintptr_t>(t.ptr) % 16 | ((t.batch | t.row | t.head) % 8)) == 0;
 }
 
-// Copies tiles of SmemTile `Tile` with kThreads threads. 
+// Copies tiles of SmemTile `Tile` with kThreads threads.
 template <class T, class Tile, int kThreads>
 class RowLoader {
-  static constexpr int kChunksPerPass = Tile::kPanel / 8;
-  static constexpr int kRowsPerPass = kThreads / kChunksPerPass;
-  static_assert(kRowsPerPass % 8 == 0);
+  using Lanes = CopyLanes<Tile, kThreads>;
 
  public:
   // rows: the sequence's length; cols: the head dimension.
@@ -32,35 +30,43 @@ class RowLoader {
 
   // Rows row0 ... row0 + kRows - 1 into the tile at shared address `tile`; belongs to the thread's next commit group.
   __device__ __forceinline__ void load(uint32_t tile, int row0) const {
-    const int row = threadIdx.x / kChunksPerPass, col = threadIdx.x % kChunksPerPass * 8;
-    const T* source = source_ + (row0 + row) * stride_ + col;
+    const int row = Lanes::row(threadIdx.x), col = Lanes::col(threadIdx.x);
+    const T* source = source_ + (row0 + row) * stride_ + col;  // the thread's first chunk
     const uint32_t target = tile + Tile::offset(row, col);
-    const int rows = rows_ - row0 - row, cols = cols_ - col;
-    if (!aligned_) return copy_elements(target, source, rows, cols);
+    if (aligned_ && cols_ == Tile::kCols && row0 + Tile::kRows <= rows_) {
 #pragma unroll
-    for (int r = 0; r < Tile::kRows; r += kRowsPerPass) {
-      if (Tile::kRows % kRowsPerPass != 0 && r + row >= Tile::kRows) break;
+      for (int r = 0; r < Tile::kRows; r += Lanes::kRowsPerPass, source += Lanes::kRowsPerPass * stride_)
 #pragma unroll
-      for (int c = 0; c < Tile::kCols; c += Tile::kPanel)
-        ptx::cp_async_16(target + Tile::shift(r, c), source + c, r < rows ? max_of(0, min_of(16, 2 * (cols - c))) : 0);
-      source += kRowsPerPass * stride_;
+        for (int c = 0; c < Tile::kCols; c += Lanes::kCols) ptx::cp_async_16(target + Tile::shift(r, c), source + c);
+    } else {
+      load_edge(target, source, rows_ - row0 - row, cols_ - col);
     }
   }
 
  private:
-  __device__ __forceinline__ void copy_elements(uint32_t target, const T* source, int rows, int cols) const {
-    const int row = threadIdx.x / kChunksPerPass;
+  // The same where rows or columns end inside the tile or rows are not aligned; rows and cols count from the thread's
+  // first.
+  __device__ __forceinline__ void load_edge(uint32_t target, const T* source, int rows, int cols) const {
 #pragma unroll 1
-    for (int r = 0; r + row < Tile::kRows; r += kRowsPerPass, source += kRowsPerPass * stride_)
+    for (int r = 0; r < Tile::kRows; r += Lanes::kRowsPerPass, source += Lanes::kRowsPerPass * stride_)
 #pragma unroll 1
-      for (int c = 0; c < Tile::kCols; c += Tile::kPanel)
-#pragma unroll 1
-        for (int i = 0; i < 8; i++) {
-          const T x = r < rows && c + i < cols ? source[c + i] : from_float<T>(0.f);
-          asm volatile("st.shared.u16 [%0], %1;" ::"r"(target + Tile::shift(r, c) + 2 * i),
-                       "h"(*reinterpret_cast<const uint16_t*>(&x))
-                       : "memory");
+      for (int c = 0; c < Tile::kCols; c += Lanes::kCols) {
+        const int elements = r < rows ? max_of(0, min_of(8, cols - c)) : 0;
+        if (aligned_) {
+          ptx::cp_async_16(target + Tile::shift(r, c), source + c, 2 * elements);
+        } else {
+          copy_elements(target + Tile::shift(r, c), source + c, elements);
         }
+      }
+  }
+
+  __device__ __forceinline__ static void copy_elements(uint32_t target, const T* source, int elements) {
+#pragma unroll 1
+    for (int i = 0; i < 8; i++) {
+      const T x = i < elements ? source[i] : from_float<T>(0.f);
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(target + 2 * i), "h"(*reinterpret_cast<const uint16_t*>(&x))
+                   : "memory");
+    }
   }
 
   const T* source_;  // (rows, cols) of the head

@@ -1,10 +1,12 @@
 // Softmax of a warp's rows over a stream of key blocks.
 //
-// The plain kernels need no running maximum. exp2 only needs a reference that keeps it in range, and floats lose nothing if
-// probabilities exceed 1: the maximum over the first blocks that a row visits (those that need a mask, or the last one) is the
-// reference, and the other blocks neither look for a maximum nor rescale out. Two sums make that exact:
+// The plain kernels need no running maximum. exp2 only needs a reference that keeps it in range, and floats lose
+// nothing if probabilities exceed 1: the maximum over the first blocks that a row visits (those that need a mask, or
+// the last one) is the reference, and the other blocks neither look for a maximum nor rescale out. Two sums make that
+// exact:
 //   row_sum      of the fp32 probabilities gives the lse;
-//   rounded_sum  of the 16-bit probabilities, by a product with ones, normalises out. A key that outweighs all others then
+//   rounded_sum  of the 16-bit probabilities, by a product with ones, normalises out. A key that outweighs all others
+//   then
 //                gives exactly its v, whatever its probability was rounded to.
 // Should a sum leave the range (scores more than 64 log2 units above the reference; 24 in fp16, whose largest number is
 // 2^16), the block starts again with the running maximum in every key block.

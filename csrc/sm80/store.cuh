@@ -6,8 +6,8 @@
 
 namespace flash::sm80 {
 
-// The warp's accumulator, times a factor per row, as 16-bit elements into rows tile_row0 ..., columns tile_col0 ... of a
-// shared-memory tile.
+// The warp's accumulator, times a factor per row, as 16-bit elements into rows tile_row0 ..., columns tile_col0 ... of
+// a shared-memory tile.
 template <class T, class Tile, int kRowTiles, int kColTiles>
 __device__ __forceinline__ void stage_rows(char* tile, int tile_row0, int tile_col0,
                                            const float (&acc)[kRowTiles][kColTiles][4],
@@ -34,17 +34,18 @@ __device__ __forceinline__ void stage_rows(char* tile, int tile_row0, int tile_c
   stage_rows<T, Tile>(tile, tile_row0, tile_col0, acc, factors);
 }
 
-// A group of kThreads threads, `thread` being this one's number, copies rows tile_row0 ... + kRows - 1 of a shared-memory tile to a
-// tensor, skipping what lies outside (rows, cols). `out` is the element of row tile_row0, column 0.
+// A group of kThreads threads, `thread` being this one's number, copies rows tile_row0 ... + kRows - 1 of a
+// shared-memory tile to a tensor, skipping what lies outside (rows, cols). `out` is the element of row tile_row0,
+// column 0.
 template <class T, class Tile, int kRows, int kThreads>
-__device__ __forceinline__ void store_rows(const char* tile, int tile_row0, T* out, int64_t row_stride, int rows, int cols,
-                                           bool aligned, int thread) {
-  constexpr int kChunksPerPass = Tile::kPanel / 8, kRowsPerPass = kThreads / kChunksPerPass;
+__device__ __forceinline__ void store_rows(const char* tile, int tile_row0, T* out, int64_t row_stride, int rows,
+                                           int cols, bool aligned, int thread) {
+  using Lanes = CopyLanes<Tile, kThreads>;
 #pragma unroll
-  for (int r = thread / kChunksPerPass; r < kRows; r += kRowsPerPass) {
+  for (int r = Lanes::row(thread); r < kRows; r += Lanes::kRowsPerPass) {
     if (r >= rows) break;
 #pragma unroll
-    for (int c = thread % kChunksPerPass * 8; c < Tile::kCols; c += Tile::kPanel) {
+    for (int c = Lanes::col(thread); c < Tile::kCols; c += Lanes::kCols) {
       const uint4 chunk = *reinterpret_cast<const uint4*>(tile + Tile::offset(tile_row0 + r, c));
       T* target = out + r * row_stride + c;
       if (aligned && c + 8 <= cols) {

@@ -1,4 +1,5 @@
-// Every number of the sm_80 kernels: tiles, warps, pipeline stages. A tuner overrides them with -DFLASH_TUNE_<NAME>=<number>.
+// Every number of the sm_80 kernels: tiles, warps, pipeline stages. A tuner overrides them with
+// -DFLASH_TUNE_<NAME>=<number>.
 #pragma once
 
 #include "../attn/host_device.h"
@@ -14,22 +15,20 @@ struct FwdTile {
   constexpr int threads() const { return 32 * warps(); }
 };
 
-// sQ | one or two stages of (sK | sV)
-constexpr int fwd_smem_bytes(const FwdTile& t, int head_dim, int head_dim_v, int stages) {
-  return 2 * (t.kBlockM * head_dim + stages * t.kBlockN * (head_dim + head_dim_v));
+// sQ | two stages of (sK | sV)
+constexpr int fwd_smem_bytes(const FwdTile& t, int head_dim, int head_dim_v) {
+  return 2 * (t.kBlockM * head_dim + 2 * t.kBlockN * (head_dim + head_dim_v));
 }
 
 // Shared memory bounds the products (128 bytes per clock), so a warp owns 32 rows wherever its registers hold them: out
-// needs head_dim_v of them, the scores kBlockN. Two blocks fit a multiprocessor of 163 or 227 KiB and hide each other's softmax
-// and loads; one fits 99 KiB.
-constexpr FwdTile fwd_tile(int head_dim, int head_dim_v) {
-  FwdTile t = head_dim <= 64    ? FwdTile{128, 64, 2, 2, true}
-              : head_dim <= 96  ? FwdTile{128, 64, 2, 2, false}
-              : head_dim <= 128 ? FwdTile{128, 64, 2, 2, false}
+// needs head_dim_v of them, the scores kBlockN. Two blocks on a multiprocessor hide each other's softmax and barriers.
+// small: for 99 KiB of shared memory, where the other does not fit.
+constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool small = false) {
+  FwdTile t = head_dim <= 64      ? FwdTile{128, 64, 2, 2, true}
+              : head_dim <= 128   ? FwdTile{128, 64, 2, 2, false}
               : head_dim_v <= 128 ? FwdTile{128, 32, 2, 2, false}
-              // out alone would fill the registers of 32 rows: 16, and Q in registers to spare shared memory
-              : head_dim <= 192 ? FwdTile{64, 32, 1, 2, true}
-                                : FwdTile{64, 32, 1, 2, true};
+              : small             ? FwdTile{64, 32, 1, 2, false}
+                                  : FwdTile{128, 64, 1, 1, false};
 #ifdef FLASH_TUNE_BLOCK_M
   t.kBlockM = FLASH_TUNE_BLOCK_M;
 #endif
@@ -48,61 +47,63 @@ constexpr FwdTile fwd_tile(int head_dim, int head_dim_v) {
   return t;
 }
 
-// What a backward block accumulates. Where the registers of a warp cannot hold both dk and dv of 16 keys, dv and dk (with dq)
-// are two launches that share nothing but the scores.
-enum class BwdPart { kBoth, kValues, kKeys };
-constexpr bool splits(int head_dim, int head_dim_v) { return head_dim + head_dim_v > 320; }
-
 struct BwdTile {
-  int kBlockM;       // queries that pass through at a time
-  int kSubM;         // of which the scores are in registers
-  int kRowTiles;     // 16-key tiles of a warp
-  int kWarps;        // along keys: kBlockN = 16 * kRowTiles * kWarps
+  int kBlockM, kBlockN;  // queries that pass through at a time, keys of the block
+  int kRowTiles;         // 16-key tiles of a warp
+  int kColWarps;  // warps that share keys: each takes a part of the queries for the scores, of the columns for dk and
+                  // dv
+  int kSubM;      // queries whose scores a warp has in registers
   int kBlocksPerSm;  // asked of the register allocator
-  bool kVInRegs;     // V's fragments stay in registers
-  constexpr int block_n() const { return 16 * kRowTiles * kWarps; }
-  constexpr int threads() const { return 32 * kWarps; }
+  FLASH_HD constexpr int key_warps() const { return kBlockN / (16 * kRowTiles); }
+  FLASH_HD constexpr int warps() const { return key_warps() * kColWarps; }
+  constexpr int threads() const { return 32 * warps(); }
+  constexpr bool shares_p() const {
+    return kColWarps > 1;
+  }  // P and dS pass through shared memory, else only dS, for dq
 };
 
-// A warp owns keys: P^T and dS^T leave one product in registers as the operand of the next, and only dS goes through shared
-// memory, for dq.
-constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {
-  BwdTile t = head_dim <= 64    ? BwdTile{64, 32, 2, 4, 2, false}
-              : head_dim <= 128 ? BwdTile{64, 32, 1, 4, 2, false}
-                                : BwdTile{32, 32, 1, 4, 2, false};
+// A warp of 32 keys reads every fragment of q and dout for two products. Its dk and dv fill its registers at head_dim
+// 64, and P^T and dS^T then leave one product in registers as the operand of the next; beyond, warps share keys and
+// divide the columns. small: for 99 KiB of shared memory, where the other does not fit.
+constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, bool small = false) {
+  BwdTile t = head_dim <= 64    ? BwdTile{64, 128, 2, 1, 32, 2}
+              : head_dim <= 96  ? BwdTile{64, 64, 2, 2, 32, 2}
+              : head_dim <= 128 ? (small ? BwdTile{64, 64, 2, 2, 32, 1} : BwdTile{64, 128, 2, 2, 32, 1})
+              : small           ? BwdTile{32, 32, 1, 2, 16, 1}
+                                : BwdTile{64, 64, 2, 4, 16, 1};
 #ifdef FLASH_TUNE_BLOCK_M
   t.kBlockM = FLASH_TUNE_BLOCK_M;
 #endif
-#ifdef FLASH_TUNE_SUB_M
-  t.kSubM = FLASH_TUNE_SUB_M;
+#ifdef FLASH_TUNE_BLOCK_N
+  t.kBlockN = FLASH_TUNE_BLOCK_N;
 #endif
 #ifdef FLASH_TUNE_ROW_TILES
   t.kRowTiles = FLASH_TUNE_ROW_TILES;
 #endif
-#ifdef FLASH_TUNE_WARPS
-  t.kWarps = FLASH_TUNE_WARPS;
+#ifdef FLASH_TUNE_COL_WARPS
+  t.kColWarps = FLASH_TUNE_COL_WARPS;
+#endif
+#ifdef FLASH_TUNE_SUB_M
+  t.kSubM = FLASH_TUNE_SUB_M;
 #endif
 #ifdef FLASH_TUNE_BLOCKS_PER_SM
   t.kBlocksPerSm = FLASH_TUNE_BLOCKS_PER_SM;
 #endif
-#ifdef FLASH_TUNE_V_IN_REGS
-  t.kVInRegs = FLASH_TUNE_V_IN_REGS != 0;
-#endif
   return t;
 }
 
-// sK | sV, if dk needs it there | two sDs, if dk | one or two stages of (sQ | sDo | lse | delta)
+// sK | sV | sP and sDs, or two sDs | one or two stages of (sQ | sDo | lse | delta)
 struct BwdSmem {
-  int v, ds, stage, stage_bytes;  // where each begins; sK at 0
+  int v, ds, ds_bytes, stage, stage_bytes;  // where each begins, sK at 0; sP lies behind sDs
   constexpr int bytes(int stages) const { return stage + stages * stage_bytes; }
 };
 
-constexpr BwdSmem bwd_smem(const BwdTile& t, int head_dim, int head_dim_v, BwdPart part) {
-  const bool dk = part != BwdPart::kValues, v_stays = dk && !t.kVInRegs;
+constexpr BwdSmem bwd_smem(const BwdTile& t, int head_dim, int head_dim_v) {
   BwdSmem s{};
-  s.v = 2 * t.block_n() * head_dim;  // with V in registers it is read through the first sDs
-  s.ds = s.v + (v_stays ? 2 * t.block_n() * head_dim_v : 0);
-  s.stage = s.ds + (dk ? 2 * 2 * t.block_n() * t.kBlockM : 0);
+  s.v = 2 * t.kBlockN * head_dim;
+  s.ds = s.v + 2 * t.kBlockN * head_dim_v;
+  s.ds_bytes = 2 * t.kBlockN * t.kBlockM;
+  s.stage = s.ds + 2 * s.ds_bytes;
   s.stage_bytes = 2 * t.kBlockM * (head_dim + head_dim_v) + 2 * 4 * t.kBlockM;
   return s;
 }
@@ -119,9 +120,12 @@ constexpr bool fits(const SharedMemory& memory, int blocks, int bytes) {
   return bytes <= memory.per_block && blocks * (bytes + SharedMemory::kReserved) <= memory.per_sm;
 }
 
-// Two pipeline stages or one. More blocks on a multiprocessor hide more than a second stage does; where as many blocks fit
-// with two stages, two.
+// Two pipeline stages or one. More blocks on a multiprocessor hide more than a second stage does; where as many blocks
+// fit with two stages, two.
 constexpr int choose_stages(const SharedMemory& memory, int blocks_per_sm, int bytes_of_two, int bytes_of_one) {
+#ifdef FLASH_TUNE_STAGES
+  return FLASH_TUNE_STAGES;
+#endif
   for (int blocks = blocks_per_sm; blocks > 0; blocks--) {
     if (fits(memory, blocks, bytes_of_two)) return 2;
     if (fits(memory, blocks, bytes_of_one)) return 1;

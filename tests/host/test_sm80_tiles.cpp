@@ -21,23 +21,41 @@ void test_smem_tile() {
   std::set<int> places;
   for (int row = 0; row < kRows; row++)
     for (int col = 0; col < kCols; col += 8) {
-      const int offset = Tile::offset(row, col);
-      EXPECT(offset % 16 == 0 && offset >= 0 && offset < Tile::kBytes && places.insert(offset).second, "place of ", row,
-             " ", col);
-      for (int row0 = row % 8 == 0 ? 0 : row / 8 * 8; row0 <= row; row0 += 8)
-        for (int col0 = 0; col0 <= col; col0 += 16)
-          if (col - col0 <= 8) {
-            const int from_lane = (Tile::offset(row - row0, col - col0) ^ Tile::flip(col0)) + Tile::shift(row0, col0);
-            EXPECT(from_lane == offset, "lane at ", row - row0, " ", col - col0, " moved by ", row0, " ", col0);
-          }
+      const int offset = Tile::offset(row, col), row0 = row / 8 * 8, col0 = col / 16 * 16;
+      EXPECT(offset % 16 == 0 && offset >= 0 && offset + 16 <= Tile::kBytes && places.insert(offset).second, row, " ",
+             col);
+      EXPECT((Tile::offset(row - row0, col - col0) ^ Tile::flip(col0)) + Tile::shift(row0, col0) == offset, row, " ",
+             col);
     }
-  // ldmatrix reads eight rows of a chunk column, cp.async writes the chunks of a row: each in different 16-byte banks.
+  // ldmatrix reads eight rows of a chunk column: each in a 16-byte bank of its own.
   for (int row0 = 0; row0 < kRows; row0 += 8)
     for (int col = 0; col < kCols; col += 8) {
       std::set<int> banks;
       for (int row = row0; row < row0 + 8; row++) banks.insert(Tile::offset(row, col) % 128);
       EXPECT(banks.size() == 8, "bank conflict at ", row0, " ", col);
     }
+}
+
+// The threads of a copy share the tile, and each eight lanes write to different banks.
+template <int kRows, int kCols, int kThreads>
+void test_copy_lanes() {
+  using Tile = SmemTile<kRows, kCols>;
+  using Lanes = CopyLanes<Tile, kThreads>;
+  std::set<int> copied;
+  for (int r = 0; r < kRows; r += Lanes::kRowsPerPass)
+    for (int c = 0; c < kCols; c += Lanes::kCols)
+      for (int thread = 0; thread < kThreads; thread++) {
+        const int row = r + Lanes::row(thread), col = c + Lanes::col(thread);
+        EXPECT(row < kRows && col < kCols && copied.insert(row * kCols + col).second, "thread ", thread, ": ", row, " ",
+               col);
+      }
+  EXPECT(int(copied.size()) == kRows * kCols / 8, "whole tile");
+  for (int thread = 0; thread < kThreads; thread += Lanes::kLanesPerRow) {
+    std::set<int> banks;
+    for (int lane = thread; lane < thread + Lanes::kLanesPerRow; lane++)
+      banks.insert(Tile::offset(Lanes::row(lane), Lanes::col(lane)) % 128);
+    EXPECT(int(banks.size()) == Lanes::kLanesPerRow, "bank conflict at thread ", thread);
+  }
 }
 
 // Each element of dq is summed in exactly one place, and each place is used.
@@ -116,14 +134,14 @@ void test_tiles_fit() {
     for (const SharedMemory& device : devices) {
       const int d = key.head_dim, dv = key.head_dim_v;
       if (key.pass == Pass::kFwd) {
-        const FwdTile t = fwd_tile(d, dv);
-        EXPECT(fits(device, 1, fwd_smem_bytes(t, d, dv, 1)), "forward ", d, "/", dv, " in ", device.per_block);
-        EXPECT(t.kBlockM % (16 * t.kRowTiles) == 0 && t.kBlockN % 32 == 0, "forward ", d, "/", dv);
+        const FwdTile large = fwd_tile(d, dv), small = fwd_tile(d, dv, true);
+        EXPECT(fits(device, 1, fwd_smem_bytes(large, d, dv)) || fits(device, 1, fwd_smem_bytes(small, d, dv)),
+               "forward ", d, "/", dv, " in ", device.per_block);
+        EXPECT(large.kBlockM % (16 * large.kRowTiles) == 0 && large.kBlockN % 32 == 0, "forward ", d, "/", dv);
       } else if (key.pass == Pass::kBwd) {
-        const BwdTile t = bwd_tile(d, dv);
-        for (const BwdPart part : {BwdPart::kBoth, BwdPart::kValues, BwdPart::kKeys})
-          EXPECT((part == BwdPart::kBoth && splits(d, dv)) || fits(device, 1, bwd_smem(t, d, dv, part).bytes(1)),
-                 "backward ", d, "/", dv, " in ", device.per_block);
+        const BwdTile large = bwd_tile(d, dv), small = bwd_tile(d, dv, true);
+        EXPECT(fits(device, 1, bwd_smem(large, d, dv).bytes(1)) || fits(device, 1, bwd_smem(small, d, dv).bytes(1)),
+               "backward ", d, "/", dv, " in ", device.per_block);
       }
     }
   }
@@ -138,11 +156,17 @@ int main() {
   test_smem_tile<32, 96>();
   test_smem_tile<128, 32>();
   test_smem_tile<64, 192>();
+  test_copy_lanes<64, 128, 128>();
+  test_copy_lanes<32, 96, 128>();
+  test_copy_lanes<128, 64, 256>();
+  test_copy_lanes<32, 64, 32>();
   test_dq_pieces<64, 64, 4>();
   test_dq_pieces<64, 96, 4>();
   test_dq_pieces<64, 128, 4>();
   test_dq_pieces<64, 128, 8>();
   test_dq_pieces<32, 192, 4>();
+  test_dq_pieces<64, 192, 8>();
+  test_dq_pieces<64, 256, 8>();
   test_dq_pieces<32, 256, 4>();
   test_dq_tiles();
   test_dq_turns();

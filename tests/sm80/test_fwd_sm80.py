@@ -1,0 +1,90 @@
+"""The sm_80 forward kernels where their own design could break: tile edges, the reference that replaces the running
+maximum, loads of unaligned rows, rows that must not be read."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sm80.problems import DTYPES, HEAD_DIMS, problem, rand
+
+import flash_ext
+from flash_ext.testing import check, poison
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("seqlens", [(127, 63), (128, 64), (129, 65), (256, 384), (1, 1000), (300, 31)], ids=str)
+def test_tile_edges(seqlens, head_dim, dtype):
+    for options in ({}, {"causal": True}, {"window_size": (40, 17)}):
+        with poison():
+            check(problem(*seqlens, head_dim, dtype=dtype, **options), "sm80", backward=False)
+
+
+# Scores that leave the reference of the first blocks behind: from block to block, at one key, or far below it.
+SCORES = {
+    "all large": lambda j, n: None,
+    "growing to the left": lambda j, n: (n - j) / 8,
+    "growing to the right": lambda j, n: j / 8,
+    "one key": lambda j, n: 40.0 * (j == 13),
+    "first key": lambda j, n: 25.0 * (j == 0),
+    "last block far below": lambda j, n: -60.0 * (j > n - 80),
+    "first block far above": lambda j, n: 200.0 * (j < 64),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [(64, 64), (128, 128), (256, 256)], ids=str)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scores", SCORES)
+def test_reference(scores, causal, head_dim, dtype):
+    n, d = 700, head_dim[0]
+    p = problem(n, n, head_dim, dtype=dtype, causal=causal)
+    offsets = SCORES[scores](torch.arange(n, device="cuda").float(), n)
+    if offsets is None:
+        p.q, p.k = p.q * 10, p.k * 10
+    else:  # q[0] = 1 adds k[0] * scale to every score of the key
+        p.q[..., 0] = 1
+        p.k[..., 0] = (offsets * math.sqrt(d))[None, :, None].to(dtype)
+    check(p, "sm80", backward=False)
+
+
+def test_one_key_that_outweighs_all_gives_its_value():
+    """Whatever its probability was rounded to."""
+    q, k, v = (rand(1, 1024, 1, 128) for _ in range(3))
+    k[:, 100], q[...] = 3.0, 3.0
+    with flash_ext.use_path("sm80"):
+        out = flash_ext.forward(q, k, v)
+    assert torch.equal(out, v[:, 100:101].expand_as(out))
+
+
+@pytest.mark.parametrize("head_dim", [20, 37, 64, 72, 128])
+def test_unaligned_rows_are_as_good_as_aligned_ones(head_dim):
+    wide = rand(2, 150, 2, 3 * head_dim + 1)
+    slices = [wide[..., 1 + i * head_dim : 1 + (i + 1) * head_dim] for i in range(3)]
+    padded = [torch.zeros(2, 150, 2, 256, dtype=wide.dtype, device="cuda")[..., :head_dim].copy_(x) for x in slices]
+    with flash_ext.use_path("sm80"):
+        assert torch.equal(flash_ext.forward(*slices, causal=True), flash_ext.forward(*padded, causal=True))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_rows_behind_a_sequence_are_not_read(head_dim):
+    cu = torch.tensor([0, 70, 200], dtype=torch.int32, device="cuda")
+    q, k, v = (rand(200, 2, head_dim) for _ in range(3))
+    options = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 130, "max_seqlen_k": 130}
+    used = {"seqused_k": torch.tensor([33, 100], dtype=torch.int32, device="cuda")}
+    with flash_ext.use_path("sm80"):
+        clean = flash_ext.flash_attn_varlen_func(q, k, v, **options, **used)
+        for x in (k, v):
+            x[33:70], x[170:] = math.nan, math.inf
+        assert torch.equal(clean, flash_ext.flash_attn_varlen_func(q, k, v, **options, **used))
+
+
+def test_forward_is_the_same_from_run_to_run():
+    q, k, v = (rand(2, 500, 4, 128) for _ in range(3))
+    with flash_ext.use_path("sm80"):
+        first = flash_ext.forward(q, k, v, causal=True)
+        assert all(torch.equal(first, flash_ext.forward(q, k, v, causal=True)) for _ in range(5))
