@@ -22,7 +22,7 @@ namespace {
 
 // dq is the sum over key tiles, whose tasks run side by side: it is kept in fp32, and key tiles add to a query tile in
 // ascending order, so that the result does not depend on scheduling. Every task also runs through its query tiles in
-// ascending order: tasks follow each other like carriages, and hardly ever wait.
+// ascending order: tasks of a head follow each other like carriages, and wait for each other at the start only.
 class DQ {
  public:
   explicit DQ(const BwdParams& p)
@@ -166,9 +166,11 @@ void bwd(const BwdParams& p, int threads) {
     const int64_t matrix = task / m_blocks;
     prepare_queries<T>(p, int(matrix / p.num_heads), int(matrix % p.num_heads), int(task % m_blocks), dq);
   });
+  // Heads side by side, their key tiles one after another: a task seldom meets another one of its head.
+  const int64_t matrices = int64_t(p.batch) * p.num_heads_kv;
   parallel_for(n_tasks, workers, [&](int64_t task, int worker) {
-    const int64_t matrix = task / n_blocks;
-    bwd_block<T>(p, int(matrix / p.num_heads_kv), int(matrix % p.num_heads_kv), int(task % n_blocks), dq,
+    const int64_t matrix = task % matrices;
+    bwd_block<T>(p, int(matrix / p.num_heads_kv), int(matrix % p.num_heads_kv), int(task / matrices), dq,
                  tiles[worker]);
   });
   if (p.dbias.ptr) compute_dbias<T>(p, tiles);
