@@ -2,89 +2,14 @@
 #pragma once
 
 #include "../attn/mask.h"
-#include "../ptx/acquire.cuh"
-#include "../ptx/red.cuh"
-#include "dq_accum.h"
+#include "bwd_traits.cuh"
+#include "dq_add.cuh"
 #include "gemm.cuh"
 #include "general.cuh"
 #include "load.cuh"
-#include "tile.h"
 #include "work.h"
 
 namespace flash::sm80 {
-
-template <DType kDType, int kHeadDim_, int kHeadDimV_, bool kGeneral_, bool kSmall_>
-struct BwdTraits {
-  using T = Element<kDType>;
-  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
-  static constexpr bool kGeneral = kGeneral_;
-  static constexpr BwdTile kTile = bwd_tile(kHeadDim, kHeadDimV, kSmall_);
-  static constexpr BwdSmem kSmem = bwd_smem(kTile, kHeadDim, kHeadDimV);
-  static constexpr int kBlockM = kTile.kBlockM, kBlockN = kTile.kBlockN, kSubM = kTile.kSubM;
-  static constexpr int kRowTiles = kTile.kRowTiles, kWarpRows = 16 * kRowTiles, kThreads = kTile.threads();
-  static constexpr int kColWarps = kTile.kColWarps, kSubs = kBlockM / (kSubM * kColWarps);
-  static constexpr bool kSharesP = kTile.shares_p();
-  static_assert(kSubs * kSubM * kColWarps == kBlockM && (kSubs == 1 || !kSharesP));
-  using TileK = SmemTile<kBlockN, kHeadDim>;
-  using TileV = SmemTile<kBlockN, kHeadDimV>;
-  using TileQ = SmemTile<kBlockM, kHeadDim>;
-  using TileDo = SmemTile<kBlockM, kHeadDimV>;
-  using TileDs = SmemTile<kBlockN, kBlockM>;  // transposed: keys are rows
-  using DqPieces = sm80::DqPieces<kBlockM, kHeadDim, kTile.warps()>;
-  using DqTiles = sm80::DqTiles<kBlockM>;
-
-  // Workspace: the sums of dq (tiles, num_heads, kFloats); then, for deterministic, a counter per warp of each (tiles,
-  // num_heads, warps) and one of the blocks that have started. All zero at first.
-  FLASH_HD static int64_t num_sums(const BwdParams& p) { return DqTiles::count(p) * p.num_heads * DqPieces::kFloats; }
-  FLASH_HD static int64_t workspace_bytes(const BwdParams& p) {
-    return 4 * (num_sums(p) + (p.deterministic ? DqTiles::count(p) * p.num_heads * kTile.warps() + 1 : 0));
-  }
-  // `tile` counts over (tiles, num_heads).
-  __device__ static float* dq_sums(const BwdParams& p, int64_t tile) {
-    return static_cast<float*>(p.workspace) + tile * DqPieces::kFloats;
-  }
-  __device__ static uint32_t* turn_counter(const BwdParams& p, int64_t tile, int warp) {
-    return static_cast<uint32_t*>(p.workspace) + num_sums(p) + 1 + tile * kTile.warps() + warp;
-  }
-  __device__ static uint32_t* started_blocks(const BwdParams& p) {
-    return static_cast<uint32_t*>(p.workspace) + num_sums(p);
-  }
-};
-
-// Warps that add to the same fragments take turns; what one added is there before the next one's turn comes.
-__device__ __forceinline__ void wait_for_turn(const uint32_t* counter, uint32_t turn) {
-  if (threadIdx.x % 32 == 0)
-    while (ptx::ld_acquire(counter) != turn) {
-    }
-  __syncwarp();
-}
-__device__ __forceinline__ void end_turn(uint32_t* counter, uint32_t turn) {
-  __threadfence();
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::st_release(counter, turn + 1);
-}
-
-// The four floats of a lane's fragment, by vector where additions may be vectors too (sm_90), else one line of 32 lanes
-// each.
-__device__ __forceinline__ void add_fragment(float* fragment, const float (&x)[4]) {
-  const int lane = threadIdx.x % 32;
-#if __CUDA_ARCH__ >= 900
-  ptx::red_add_v4(fragment + 4 * lane, x[0], x[1], x[2], x[3]);
-#else
-#pragma unroll
-  for (int i = 0; i < 4; i++) ptx::red_add(fragment + 32 * i + lane, x[i]);
-#endif
-}
-__device__ __forceinline__ void load_fragment(float (&x)[4], const float* fragment) {
-  const int lane = threadIdx.x % 32;
-#if __CUDA_ARCH__ >= 900
-  const float4 all = *reinterpret_cast<const float4*>(fragment + 4 * lane);
-  x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
-#else
-#pragma unroll
-  for (int i = 0; i < 4; i++) x[i] = fragment[32 * i + lane];
-#endif
-}
 
 template <class Traits>
 struct BwdMainloop {

@@ -1,8 +1,11 @@
 // dq = softmax_scale times the fp32 sums of the workspace, from fragment order to rows.
 #pragma once
 
-#include "bwd_mainloop.cuh"
+#include "bwd_traits.cuh"
+#include "dq_add.cuh"
+#include "load.cuh"
 #include "store.cuh"
+#include "work.h"
 
 namespace flash::sm80 {
 

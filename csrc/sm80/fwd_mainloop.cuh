@@ -2,30 +2,14 @@
 #pragma once
 
 #include "../attn/mask.h"
+#include "fwd_traits.cuh"
 #include "gemm.cuh"
 #include "general.cuh"
 #include "load.cuh"
 #include "softmax.cuh"
-#include "tile.h"
 #include "work.h"
 
 namespace flash::sm80 {
-
-template <DType kDType, int kHeadDim_, int kHeadDimV_, bool kGeneral_, bool kSmall_>
-struct FwdTraits {
-  using T = Element<kDType>;
-  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
-  static constexpr bool kGeneral = kGeneral_;
-  static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV, kSmall_);
-  static constexpr int kBlockM = kTile.kBlockM, kBlockN = kTile.kBlockN;
-  static constexpr int kRowTiles = kTile.kRowTiles, kWarpRows = 16 * kRowTiles, kThreads = kTile.threads();
-  using TileQ = SmemTile<kBlockM, kHeadDim>;
-  using TileK = SmemTile<kBlockN, kHeadDim>;
-  using TileV = SmemTile<kBlockN, kHeadDimV>;
-  using TileO = SmemTile<kBlockM, kHeadDimV>;  // takes Q's place: each warp writes where only it read
-  static_assert(TileO::kBytes <= TileQ::kBytes);
-  static constexpr int kSmemBytes = fwd_smem_bytes(kTile, kHeadDim, kHeadDimV);
-};
 
 __device__ __forceinline__ int kv_head(const AttnParams& p, int head) { return head / (p.num_heads / p.num_heads_kv); }
 

@@ -1,0 +1,26 @@
+// What a forward kernel is made of: types and tiles.
+#pragma once
+
+#include "../attn/numeric.cuh"
+#include "smem_tile.h"
+#include "tile.h"
+
+namespace flash::sm80 {
+
+template <DType kDType, int kHeadDim_, int kHeadDimV_, bool kGeneral_, bool kSmall_>
+struct FwdTraits {
+  using T = Element<kDType>;
+  static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
+  static constexpr bool kGeneral = kGeneral_;
+  static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV, kSmall_);
+  static constexpr int kBlockM = kTile.kBlockM, kBlockN = kTile.kBlockN;
+  static constexpr int kRowTiles = kTile.kRowTiles, kWarpRows = 16 * kRowTiles, kThreads = kTile.threads();
+  using TileQ = SmemTile<kBlockM, kHeadDim>;
+  using TileK = SmemTile<kBlockN, kHeadDim>;
+  using TileV = SmemTile<kBlockN, kHeadDimV>;
+  using TileO = SmemTile<kBlockM, kHeadDimV>;  // takes Q's place: each warp writes where only it read
+  static_assert(TileO::kBytes <= TileQ::kBytes);
+  static constexpr int kSmemBytes = fwd_smem_bytes(kTile, kHeadDim, kHeadDimV);
+};
+
+}  // namespace flash::sm80
