@@ -19,15 +19,16 @@ struct BwdTile {
 };
 
 constexpr BwdTile bwd_tile_row(int head_dim) {
-  // head_dim 64: accumulators are small, so P keeps fp32 and K and V fit into registers, which frees the shared
-  // memory's
-  //   bandwidth (80 % of the products' time instead of 100 %). Four stages and three dS tiles: 2 % over three and two.
-  // head_dim 96, 128: S and dP take turns in registers; dQ in pieces of 64 columns so that 72 registers do.
-  // head_dim 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh); their dK and dV fill the registers.
-  //   Each adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q
-  //   and dO are all that fits, and at 256 one dS tile. Joint steps gain 6 to 10 % at 192. At 256 their registers would
-  //   have to come from dQ; its pieces would then be narrow, and with one dS tile the whole step waits for dQ: 30 %
-  //   slower.
+  // 64: accumulators are small, so P keeps fp32, and K and V fit into registers, which frees the shared memory's
+  // bandwidth (80 % of the products' time instead of 100 %). Four stages and three dS tiles: 2 % over three and two.
+  //
+  // 96, 128: S and dP take turns in registers; at 128 dQ comes in pieces of 64 columns, so that 72 registers do.
+  //
+  // 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh), whose dK and dV fill the registers. Each
+  // adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and dO
+  // are all that fits, and at 256 one dS tile. Joint steps gain 6 to 10 % at 192. At 256 their registers would have to
+  // come from dQ: its pieces would be narrow, and with one dS tile the whole step waits for dQ (30 % slower).
+  //
   //                             m   n stages ds joint kv_regs dq main dq
   if (head_dim <= 64) return {64, 128, 4, 3, true, true, 64, 216, 72};
   if (head_dim <= 96) return {64, 128, 3, 2, false, false, 96, 208, 88};
