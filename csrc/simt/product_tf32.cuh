@@ -4,6 +4,7 @@
 // at a time and the probabilities go from one product to the next without leaving their registers.
 #pragma once
 
+#include "../ptx/mma_tf32.cuh"
 #include "product_fma.cuh"
 
 namespace flash::simt {
@@ -13,16 +14,6 @@ struct Tf32x3 : ThisLane<MmaLanes> {
   // Numbers per lane and row that are summed side by side: 8 independent products, whose latency overlaps.
   template <int kR>
   static constexpr int kAtOnce = 32 / kR;
-
-  // d (16 x 8) += a (16 x 8) * b (8 x 8).   a: (g, q), (g + 8, q), (g, q + 4), (g + 8, q + 4); b: (q, g), (q + 4, g)
-  __device__ static void mma(float& d0, float& d1, float& d2, float& d3, const float (&a)[4], const float (&b)[2]) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
-        : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])),
-          "r"(__float_as_uint(a[3])), "r"(__float_as_uint(b[0])), "r"(__float_as_uint(b[1])));
-#endif
-  }
 
   // kCount numbers of an operand as high + low. High is rounded to nearest, so that low has either sign and low * low,
   // which is left out, is 0 on average. The tensor core ignores the 13 lowest bits, so high need not be masked.
@@ -46,9 +37,11 @@ struct Tf32x3 : ThisLane<MmaLanes> {
 
   // The small terms first, so that they are not rounded away.
   __device__ static void mma_3x(float& d0, float& d1, float& d2, float& d3, const A& a, const B& b) {
-    mma(d0, d1, d2, d3, a.low, b.high);
-    mma(d0, d1, d2, d3, a.high, b.low);
-    mma(d0, d1, d2, d3, a.high, b.high);
+#if __CUDA_ARCH__ >= 800
+    ptx::mma_m16n8k8_tf32(d0, d1, d2, d3, a.low, b.high);
+    ptx::mma_m16n8k8_tf32(d0, d1, d2, d3, a.high, b.low);
+    ptx::mma_m16n8k8_tf32(d0, d1, d2, d3, a.high, b.high);
+#endif
   }
 
   __device__ static float get(const float4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }

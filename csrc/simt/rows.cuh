@@ -6,6 +6,7 @@
 
 #include "../attn/numeric.cuh"
 #include "../attn/seqlen.h"
+#include "../ptx/cp_async.cuh"
 
 namespace flash::simt {
 
@@ -29,9 +30,7 @@ struct Rows {
 // 16 bytes from global to shared memory; zeros where `valid` is false. Asynchronous from sm_80 on.
 __device__ __forceinline__ void copy_16(float* shared, const void* global, bool valid) {
 #if __CUDA_ARCH__ >= 800
-  const uint32_t address = uint32_t(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(valid ? 16 : 0)
-               : "memory");
+  ptx::cp_async_16(uint32_t(__cvta_generic_to_shared(shared)), global, valid ? 16 : 0);
 #else
   *reinterpret_cast<float4*>(shared) = valid ? *static_cast<const float4*>(global) : float4{0.f, 0.f, 0.f, 0.f};
 #endif
@@ -40,9 +39,7 @@ __device__ __forceinline__ void copy_16(float* shared, const void* global, bool 
 // The same for 4 bytes.
 __device__ __forceinline__ void copy_4(float* shared, const float* global, bool valid) {
 #if __CUDA_ARCH__ >= 800
-  const uint32_t address = uint32_t(__cvta_generic_to_shared(shared));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global), "r"(valid ? 4 : 0)
-               : "memory");
+  ptx::cp_async_4(uint32_t(__cvta_generic_to_shared(shared)), global, valid);
 #else
   *shared = valid ? *global : 0.f;
 #endif
@@ -51,7 +48,7 @@ __device__ __forceinline__ void copy_4(float* shared, const float* global, bool 
 // All copies that this thread has begun have landed; __syncthreads makes them visible to the others.
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  ptx::cp_async_wait_all();
 #endif
 }
 
