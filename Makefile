@@ -50,7 +50,7 @@ kernels: install
 	$(BIN)/python -m bench.bench_build --check
 
 pytest: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=10
 
 bench: install $(VENV)/.dev
 	$(BIN)/python -m bench
