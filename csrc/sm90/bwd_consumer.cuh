@@ -3,9 +3,9 @@
 #pragma once
 
 #include "../ptx/named_barrier.cuh"
+#include "bwd_general.cuh"
 #include "bwd_loads.cuh"
 #include "bwd_products.cuh"
-#include "bwd_scores.cuh"
 
 namespace flash::sm90 {
 

@@ -2,8 +2,8 @@
 // with so few keys the additions to dQ would limit the speed: so a cluster of two thread blocks, 64 keys each, trades
 // dS through shared memory, and each block adds one half of dQ's columns over all 128 keys.
 //
-//   warpgroup 0   S, P, dV      bwd_pair_consumer.cuh
-//   warpgroup 1   dP, dS, dK
+//   warpgroup 0   S, P, dV      bwd_pair_values.cuh
+//   warpgroup 1   dP, dS, dK    bwd_pair_keys.cuh
 //   warpgroup 2   dQ            bwd_pair_dq.cuh
 //
 // Barriers stand in bwd_pair_args.cuh.
@@ -12,8 +12,9 @@
 #include "../ptx/griddep.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "bwd_epilogue.cuh"
-#include "bwd_pair_consumer.cuh"
 #include "bwd_pair_dq.cuh"
+#include "bwd_pair_keys.cuh"
+#include "bwd_pair_values.cuh"
 
 namespace flash::sm90 {
 

@@ -1,0 +1,88 @@
+// Warpgroup 1 of a thread block of a pair: dP, dS, dK. See bwd_pair_warpgroup.cuh.
+#pragma once
+
+#include "../ptx/cluster.cuh"
+#include "bwd_pair_warpgroup.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+struct KeyWarpgroup : PairWarpgroup<Traits> {
+  using Base = PairWarpgroup<Traits>;
+  using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
+  using typename Base::Fragments, typename Base::Scores, typename Base::T;
+
+  float acc_dk[Traits::kHeadDim / 2];  // 64 x kHeadDim
+
+  __device__ __forceinline__ KeyWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                          int rank)
+      : Base(args, block, smem, rank) {
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDim / 2; i++) acc_dk[i] = 0.f;
+  }
+
+  // The slot holds dS: to the dQ warpgroups of both blocks. The other block's copy of the slot is free when this one
+  // is.
+  __device__ __forceinline__ void hand_over() {
+    const int slot = this->slot();
+    const uint32_t bar = smem.ds_full(slot), phase = this->slot_phase();
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0 && ptx::mbarrier_arrive_is_last(bar)) {
+      ptx::mbarrier_wait(bar, phase);  // passes at once; orders the other warps' stores before the copy
+      ptx::bulk_copy_to_cluster(ptx::mapa(smem.peer_ds(slot), rank ^ 1), smem.slot(slot),
+                                ptx::mapa(smem.peer_full(slot), rank ^ 1), Traits::kPanelBytes);
+    }
+  }
+
+  // dP of step `index`, on tile `m`
+  __device__ __forceinline__ void issue_first(Scores& acc_dp, int m) {
+    this->clear_foreign_queries(2, m);
+    if (index < block.steps.total()) this->wait_dout();
+    issue_scores<T, Traits::kHeadDimV, Traits::kKeys>(acc_dp, ptx::Descriptor::of(smem.v()),
+                                                      ptx::Descriptor::of(smem.dout(this->stage())));
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step(Scores& carried) {
+    Scores fresh;
+    Scores& acc_dp = pick<Traits::kAhead>(carried, fresh);
+    Fragments ds;
+    uint32_t p[4];  // of 16 queries at a time: registers are short
+    if constexpr (!Traits::kAhead) issue_first(acc_dp, m_block);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(acc_dp);
+    release_dout<Traits>(args, block, smem, index, this->here());
+    this->wait_q();
+    ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
+    const uint32_t address = transposed_address(smem.slot(this->slot()));
+    const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
+    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(this->stage()), dropout_scale, [&](int i) {
+      if (i % 8 == 0) ptx::ldmatrix_x4_trans(p, address + i / 8 * 16 * 128);
+      return unpack2(p[i / 2 % 4], T());
+    });
+    issue_gradients<T>(acc_dk, ds, ptx::Descriptor::of(smem.q(this->stage()), Traits::kPanelBytes));
+    store_transposed(smem.slot(this->slot()), ds);
+    hand_over();
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
+    ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
+    ptx::pin(acc_dk);
+    ptx::pin(ds);
+    release_q<Traits>(args, block, smem, index - 1, this->here());
+  }
+
+  __device__ __forceinline__ void skip(Scores& carried) {
+    if constexpr (Traits::kAhead) ptx::wgmma_wait_group<0>();
+    ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
+    hand_over();
+    this->wait_dout();
+    release_dout<Traits>(args, block, smem, index, this->here());
+    this->wait_q();
+    release_q<Traits>(args, block, smem, index, this->here());
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
+  }
+};
+
+}  // namespace flash::sm90

@@ -1,0 +1,108 @@
+// Warpgroup 0 of a thread block of a pair: S, P, dV. See bwd_pair_warpgroup.cuh.
+#pragma once
+
+#include "bwd_general.cuh"
+#include "bwd_pair_warpgroup.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+struct ValueWarpgroup : PairWarpgroup<Traits> {
+  using Base = PairWarpgroup<Traits>;
+  using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
+  using typename Base::Fragments, typename Base::Scores, typename Base::T;
+
+  float acc_dv[Traits::kHeadDimV / 2];  // 64 x kHeadDimV
+
+  __device__ __forceinline__ ValueWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                            int rank)
+      : Base(args, block, smem, rank) {
+#pragma unroll
+    for (int i = 0; i < Traits::kHeadDimV / 2; i++) acc_dv[i] = 0.f;
+  }
+
+  // P, in general variants times d score / d S and negative where dropped, goes to warpgroup 1.
+  __device__ __forceinline__ void wait_slot() {
+    ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
+  }
+  __device__ __forceinline__ void hand_over() {
+    ptx::fence_proxy_async();  // of hidden tiles warpgroup 1 leaves the zeros as they are
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.p_full(this->slot()));
+  }
+
+  __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, uint32_t stats, int first_query) {
+    const GeneralScores general{args.p, block.band, block.batch, block.head_kv * block.steps.group + this->head};
+    const uint32_t visible = general.visible_entries<kBlockM>(this->key(), first_query);
+    const uint32_t kept = general.kept_entries<kBlockM>(this->key(), first_query);
+    const uint32_t address = transposed_address(smem.slot(this->slot()));
+    uint32_t factor[4];
+#pragma unroll
+    for (int g = 0; g < kBlockM / 8; g++) {
+      uint32_t packed[2];
+      general.exponentials<T>(acc_s, packed, g, stats, this->key(), first_query, visible, kept);
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        p[g / 2][g % 2 * 2 + r] = packed[r];
+        factor[g % 2 * 2 + r] = pack2<T>(acc_s[4 * g + 2 * r], acc_s[4 * g + 2 * r + 1]);
+      }
+      if (g % 2 == 1) ptx::stmatrix_x4_trans(address + g / 2 * 16 * 128, factor);
+    }
+  }
+
+  // S of step `index`, on tile `m`
+  __device__ __forceinline__ void issue_first(Scores& acc_s, int m) {
+    this->clear_foreign_queries(1, m);
+    if (index < block.steps.total()) this->wait_q();
+    issue_scores<T, Traits::kHeadDim, Traits::kKeys>(acc_s, ptx::Descriptor::of(smem.k()),
+                                                     ptx::Descriptor::of(smem.q(this->stage())));
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step(Scores& carried) {
+    Scores fresh;
+    Scores& acc_s = pick<Traits::kAhead>(carried, fresh);
+    Fragments p;
+    if constexpr (!Traits::kAhead) issue_first(acc_s, m_block);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(acc_s);
+    const uint32_t stats = smem.stats(this->stage());
+    const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
+    if constexpr (Traits::kGeneral) {
+      wait_slot();
+      make_general_p(acc_s, p, stats, first_query);
+    } else {
+      exponentials(acc_s, stats, args.p.softmax_scale * kLog2e);
+      if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block.band, this->key(), first_query));
+      pack_fragments<T>(acc_s, p);
+      wait_slot();
+      store_transposed(smem.slot(this->slot()), p);
+    }
+    hand_over();
+    release_q<Traits>(args, block, smem, index, this->here());
+    this->wait_dout();
+    issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(this->stage()), Traits::kPanelBytes));
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
+    ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
+    ptx::pin(acc_dv);
+    ptx::pin(p);
+    release_dout<Traits>(args, block, smem, index - 1, this->here());
+  }
+
+  __device__ __forceinline__ void skip(Scores& carried) {
+    if constexpr (Traits::kAhead) ptx::wgmma_wait_group<0>();
+    const Fragments zeros = {};
+    wait_slot();
+    store_transposed(smem.slot(this->slot()), zeros);
+    hand_over();
+    this->wait_q();
+    release_q<Traits>(args, block, smem, index, this->here());
+    this->wait_dout();
+    release_dout<Traits>(args, block, smem, index, this->here());
+    index++;
+    if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
+  }
+};
+
+}  // namespace flash::sm90
