@@ -64,6 +64,8 @@ inline constexpr Family kFamilies[] = {
     {Pass::kDBias, Arch::kSimt, {kF32, kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},
     {Pass::kFwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
     {Pass::kFwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
+    {Pass::kBwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
+    {Pass::kBwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
     {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
     {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
     {Pass::kBwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
