@@ -330,10 +330,12 @@ def explain(
     faster one. Checks its arguments like the call itself; launches nothing."""
     notes = []
     extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
-    q, k, v = cast_for_autocast(autocast_dtype(q.device.type), q, k, v)
+    dtype = autocast_dtype(q.device.type)
     if is_float8(q, k, v):
         notes.append("there is no float8 kernel yet: q, k and v are converted to bfloat16, and bfloat16 kernels run")
-        q, k, v = dequantise(q, k, v, (q_descale, k_descale, v_descale), cu_seqlens_q, cu_seqlens_k)
+        dtype = torch.bfloat16
+    if dtype is not None:  # what the converted tensors would be like
+        q, k, v = (torch.empty_like(t, dtype=dtype) for t in (q, k, v))
     scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
     extras, scalars = check_call(q, k, v, extras, *scalars, current_path())
     plan = Plan(q, k, v, extras, scalars)
@@ -353,6 +355,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """(out, lse). `extras`: the tensors of ``ops.Extras`` without rng_state, as the user gave them."""
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    window_size = tuple(window_size) if isinstance(window_size, list) else window_size
     path = current_path()
     scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k, path)
     if torch.compiler.is_compiling() or descales is not None:

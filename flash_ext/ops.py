@@ -237,7 +237,8 @@ class Plan:
         bias, sinks = extras.attn_bias, extras.sinks
         dbias = torch.zeros(bias.shape, dtype=torch.float32, device=self.device) if want_dbias else None
         if self.no_queries or self.no_keys:
-            dq.zero_(), dk.zero_(), dv.zero_()
+            for grad in (dq, dk, dv):
+                grad.zero_()
             dsinks = None
             if want_dsinks:  # lse is the sink itself
                 rows = (0, 2) if dlse is not None and dlse.dim() == 3 else 1
