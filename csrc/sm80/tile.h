@@ -21,7 +21,8 @@ constexpr int fwd_smem_bytes(const FwdTile& t, int head_dim, int head_dim_v) {
 }
 
 // Shared memory bounds the products (128 bytes per clock), so a warp owns 32 rows wherever its registers hold them: out
-// needs head_dim_v of them, the scores kBlockN. Two blocks on a multiprocessor hide each other's softmax and barriers.
+// needs head_dim_v of them, the scores kBlockN. Two blocks on a multiprocessor hide each other's softmax and barriers;
+// at head_dim 256 eight warps of one block halve the copies instead.
 // small: for 99 KiB of shared memory, where the other does not fit.
 constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool small = false) {
   FwdTile t = head_dim <= 64      ? FwdTile{128, 64, 2, 2, true}
@@ -50,16 +51,14 @@ constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool small = false) {
 struct BwdTile {
   int kBlockM, kBlockN;  // queries that pass through at a time, keys of the block
   int kRowTiles;         // 16-key tiles of a warp
-  int kColWarps;  // warps that share keys: each takes a part of the queries for the scores, of the columns for dk and
-                  // dv
-  int kSubM;      // queries whose scores a warp has in registers
-  int kBlocksPerSm;  // asked of the register allocator
+  int kColWarps;         // warps with the same keys: they divide the queries of the scores, the columns of dk and dv
+  int kSubM;             // queries whose scores a warp has in registers
+  int kBlocksPerSm;      // asked of the register allocator
   FLASH_HD constexpr int key_warps() const { return kBlockN / (16 * kRowTiles); }
   FLASH_HD constexpr int warps() const { return key_warps() * kColWarps; }
   constexpr int threads() const { return 32 * warps(); }
-  constexpr bool shares_p() const {
-    return kColWarps > 1;
-  }  // P and dS pass through shared memory, else only dS, for dq
+  // P and dS pass through shared memory; else only dS, for dq.
+  constexpr bool shares_p() const { return kColWarps > 1; }
 };
 
 // A warp of 32 keys reads every fragment of q and dout for two products. Its dk and dv fill its registers at head_dim
