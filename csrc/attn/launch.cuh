@@ -11,21 +11,20 @@ namespace flash {
 // Makes `device` current and restores the caller's device at the end of the scope.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int device) {
+  // Set even where it is current already: on a thread that has not used CUDA (autograd's workers) only this binds the
+  // device's context, without which driver calls such as cuTensorMapEncodeTiled fail.
+  explicit DeviceGuard(int device) : device_(device) {
     FLASH_CHECK_CUDA(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device != before_) {
-      FLASH_CHECK_CUDA(cudaSetDevice(device), "cudaSetDevice");
-      changed_ = true;
-    }
+    FLASH_CHECK_CUDA(cudaSetDevice(device), "cudaSetDevice");
   }
   ~DeviceGuard() {
-    if (changed_) cudaSetDevice(before_);
+    if (before_ != device_) cudaSetDevice(before_);
   }
   DeviceGuard(const DeviceGuard&) = delete;
 
  private:
+  const int device_;
   int before_ = 0;
-  bool changed_ = false;
 };
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
@@ -34,9 +33,9 @@ inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {
   if (bytes > 48 * 1024)
-    FLASH_CHECK_CUDA(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                          cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-                     message("cannot use ", bytes, " bytes of shared memory"));
+    FLASH_CHECK_CUDA(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+        message("cannot use ", bytes, " bytes of shared memory"));
 }
 
 inline void check_launch(const char* kernel) { FLASH_CHECK_CUDA(cudaGetLastError(), kernel); }
