@@ -68,9 +68,6 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   FLASH_CHECK_ARG(p.total_q < (int64_t(1) << 31) && p.total_k < (int64_t(1) << 31),
                   "at most 2^31 - 1 rows are supported, got ", p.total_q, " queries and ", p.total_k, " keys");
   FLASH_CHECK_ARG(ptx::tma_can_read(p.out, 2), "out needs a 16-byte aligned address and strides in multiples of 8");
-  FLASH_CHECK_ARG(Traits::kGeneral || p.softmax_scale > 0.f,
-                  "softmax_scale must be positive in this kernel (the general variant takes any), got ",
-                  p.softmax_scale);
   const DeviceGuard guard(p.device);
   FwdArgs args{};
   args.params = p;
@@ -91,6 +88,17 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, fwd_kernel<Traits>, args), "fwd_sm90");
 }
 
+// Plain kernels take the maximum of q.k for that of the scores. A scale that is not positive goes to a general one,
+// which scales first.
+inline auto general_fwd(const FwdParams& p) {
+  const Key call{Pass::kFwd,   Arch::kSm90, p.dtype,      p.head_dim,
+                 p.head_dim_v, Mask::kAny,  Layout::kAny, Variant::kGeneral};
+  for (int row = 0; row < kNumInstances; row++)
+    if (serves(kInstances[row], call) && launchers(row).fwd != nullptr) return launchers(row).fwd;
+  throw std::invalid_argument(
+      message("softmax_scale must be positive where no general kernel is built, got ", p.softmax_scale));
+}
+
 // Rows of the table.
 template <int kQK, int kV>
 struct FwdDims {
@@ -101,7 +109,13 @@ template <int kRow>
 struct FwdSm90 {
   static constexpr Key kKey = kInstances[kRow];
   using Traits = FwdTraits<kKey.dtype, FwdDims<kKey.head_dim, kKey.head_dim_v>, kKey.variant == Variant::kGeneral>;
-  static void fwd(const FwdParams& p, Stream stream) { launch_fwd<Traits>(p, stream); }
+  static void fwd(const FwdParams& p, Stream stream) {
+    if (Traits::kGeneral || p.softmax_scale > 0.f) {
+      launch_fwd<Traits>(p, stream);
+    } else {
+      general_fwd(p)(p, stream);
+    }
+  }
 };
 
 template <int kHeadDim>

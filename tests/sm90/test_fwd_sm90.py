@@ -181,3 +181,9 @@ def test_forward_is_the_same_from_run_to_run():
     with flash_ext.use_path("sm90"):
         first = flash_ext.forward(q, k, v, causal=True)
         assert all(torch.equal(first, flash_ext.forward(q, k, v, causal=True)) for _ in range(5))
+
+
+@pytest.mark.parametrize("softmax_scale", [0.0, -0.2])
+@pytest.mark.parametrize("head_dim", [(64, 64), (192, 128)], ids=str)
+def test_scales_that_are_not_positive(head_dim, softmax_scale):
+    check(problem(200, 150, head_dim, causal=True, softmax_scale=softmax_scale), "sm90", backward=False)
