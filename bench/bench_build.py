@@ -22,8 +22,17 @@ from pathlib import Path
 from build_tools import ninja_build
 from build_tools.shared import build
 
-# The kernels that may spill or serialise, each with its reason: a pattern of "file kernel". All others are hot.
-MAY_SPILL: dict[str, str] = {}
+# The kernels that may spill, and how many bytes: patterns of "file kernel". All others are hot: not one byte.
+MAY_SPILL = {
+    # General variants: softcap, ALiBi, bias, sinks and dropout need registers beside the accumulators.
+    "sm90/* *Traits<*, true>>": 128,
+    "sm80/* *Traits<*, true, *>>": 512,
+    # Tiles whose accumulators and operands leave nothing of 255 registers.
+    "sm80/fwd_sm80_d96.cu *": 16,
+    "sm80/fwd_sm80_d192.cu *": 64,
+    "sm80/fwd_sm80_d256.cu *": 16,
+    "simt/*_simt_tf32.cu *": 64,
+}
 
 
 @dataclass(frozen=True)
@@ -95,14 +104,13 @@ def logs(folder: Path) -> Iterator[tuple[str, str]]:
 def problems(folder: Path) -> list[str]:
     found = []
     for file, text in logs(folder):
-        for name, advice in serialised(text):
-            found.append((f"{file} {name}", advice))
+        found += [f"{file} {name}: {advice}" for name, advice in serialised(text)]
         for k in parse_log(text):
-            if k.spill_stores or k.spill_loads:
-                found.append(
-                    (f"{file} {k.name}", f"spills {k.spill_stores} bytes at {k.registers} registers ({k.arch})")
-                )
-    return [f"{where}: {what}" for where, what in found if not any(fnmatch(where, pattern) for pattern in MAY_SPILL)]
+            listed = [most for pattern, most in MAY_SPILL.items() if fnmatch(f"{file} {k.name}", pattern)]
+            if k.spill_stores > max(listed, default=0):
+                spill = f"spills {k.spill_stores} bytes at {k.registers} registers ({k.arch})"
+                found.append(f"{file} {k.name}: {spill}, allowed {max(listed, default=0)}")
+    return found
 
 
 def check() -> int:
