@@ -25,17 +25,24 @@ struct DqBand {
     return b;
   }
 
-  // acc: 16 rows x 2 kCount columns, from group `first` of eight columns on; only `groups` of them exist.
+  // acc: 16 rows x 2 kCount columns, from group `first` of eight columns on; only `groups` of them exist. The usual
+  // case has no branches: until the last addition is issued the next product cannot start.
   template <int kCount>
   __device__ __forceinline__ void add(const BwdArgs& args, const float (&acc)[kCount], int first, int groups) const {
     float* const at = dst + first * 128;
-    if (args.p.deterministic) {
-      add_fixed_point(reinterpret_cast<int32_t*>(at), acc, groups - first, scale0, scale1);
-    } else {
+    if (!args.p.deterministic && first + kCount / 4 <= groups) {
 #pragma unroll
       for (int g = 0; g < kCount / 4; g++)
-        if (first + g < groups)
-          ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+        ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+      return;
+    }
+#pragma unroll
+    for (int g = 0; g < kCount / 4; g++) {
+      if (first + g >= groups) break;
+      if (args.p.deterministic)
+        add_fixed_point(reinterpret_cast<int32_t*>(at) + g * 128, acc + 4 * g, scale0, scale1);
+      else
+        ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
     }
   }
 };

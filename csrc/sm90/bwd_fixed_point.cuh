@@ -64,17 +64,10 @@ __device__ __forceinline__ void red_add(int32_t* address, int32_t x) {
   asm volatile("red.global.add.s32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
 }
 
-// As DqBand::add, for the band's rows lane / 4 and lane / 4 + 8 with their scales.
-template <int kCount>
-__device__ __forceinline__ void add_fixed_point(int32_t* dst, const float (&acc)[kCount], int groups, float scale0,
-                                                float scale1) {
+// A lane's four numbers of eight columns: rows lane / 4 and lane / 4 + 8, with their scales.
+__device__ __forceinline__ void add_fixed_point(int32_t* dst, const float* acc, float scale0, float scale1) {
 #pragma unroll
-  for (int g = 0; g < kCount / 4; g++)
-    if (g < groups) {
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        red_add(dst + g * 128 + i * 32, __float2int_rn(acc[4 * g + i] * (i < 2 ? scale0 : scale1)));
-    }
+  for (int i = 0; i < 4; i++) red_add(dst + i * 32, __float2int_rn(acc[i] * (i < 2 ? scale0 : scale1)));
 }
 
 }  // namespace flash::sm90
