@@ -2,8 +2,9 @@
 #pragma once
 
 #include "../attn/mask.h"
+#include "bwd_dq.cuh"
+#include "bwd_scores.cuh"
 #include "bwd_traits.cuh"
-#include "dq_add.cuh"
 #include "gemm.cuh"
 #include "general.cuh"
 #include "load.cuh"
@@ -19,7 +20,6 @@ struct BwdMainloop {
   using TileQ = typename Traits::TileQ;
   using TileDo = typename Traits::TileDo;
   using TileDs = typename Traits::TileDs;
-  using Pieces = typename Traits::DqPieces;
   static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kSubM = Traits::kSubM;
   static constexpr int kRowTiles = Traits::kRowTiles, kThreads = Traits::kThreads;
   static constexpr int kCols = Traits::kHeadDim / Traits::kColWarps, kColsV = Traits::kHeadDimV / Traits::kColWarps;
@@ -37,6 +37,7 @@ struct BwdMainloop {
   const int warp_col0;
   const BlockRange blocks;   // of kBlockM queries, for the tile
   const BlockRange visible;  // of kSubM queries, for the warp
+  const BwdScores<Traits> score_tile;
   const uint32_t smem;
   const int stages;  // of queries: 2, or 1 where shared memory is short
 
@@ -54,6 +55,7 @@ struct BwdMainloop {
         warp_col0(work.tile * kBlockN + warp_row0),
         blocks(query_blocks(band, col0, kBlockN, kBlockM)),
         visible(query_blocks(band, warp_col0, Traits::kWarpRows, kSubM)),
+        score_tile{p, band, warp_col0},
         smem(shared),
         stages(num_stages) {}
 
@@ -191,12 +193,12 @@ struct BwdMainloop {
     scores(acc_s, Fragments<TileK>(smem).from(warp_row0, 0), q.from(row0, 0));
     scores(acc_dp, Fragments<TileV>(smem + Traits::kSmem.v).from(warp_row0, 0), dout.from(row0, 0));
     if constexpr (Traits::kGeneral) {
-      probabilities_general(acc_s, acc_dp, stats, general, sub_block * kSubM);
+      score_tile.probabilities_general(acc_s, acc_dp, stats, general, sub_block * kSubM);
     } else {
-      probabilities(acc_s, acc_dp, stats);
+      score_tile.probabilities(acc_s, acc_dp, stats);
       if (visible.needs_mask(sub_block)) {
-        mask(acc_s, sub_block * kSubM);
-        mask(acc_dp, sub_block * kSubM);
+        score_tile.mask(acc_s, sub_block * kSubM);
+        score_tile.mask(acc_dp, sub_block * kSubM);
       }
     }
     write_transposed(acc_dp, ds_of(step), row0);
@@ -245,85 +247,6 @@ struct BwdMainloop {
     accumulate_shared(acc_dk, Fragments<TileDs>(ds_of(step)).from(warp_row0, 0), Fragments<TileQ>(stage));
   }
 
-  // A lane's accumulator element i of row tile m, column tile n: key key_of(m, i / 2), query query_of(n) + i % 2.
-  __device__ __forceinline__ int key_of(int m, int half) const {
-    return warp_col0 + 16 * m + int(threadIdx.x % 32 / 4) + 8 * half;
-  }
-  __device__ __forceinline__ static int query_of(int n) { return 8 * n + int(threadIdx.x % 4) * 2; }
-
-  // lse (or delta) of the lane's two queries of column tile n. Queries past the sequence have 0 there and zeros in q
-  // and dout.
-  __device__ __forceinline__ static float2 stats_at(uint32_t stats, int n) {
-    float2 x;
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(stats + 4 * query_of(n)));
-    return x;
-  }
-
-  // acc_s: scores become probabilities; acc_dp: their gradients become those of the scores.
-  __device__ __forceinline__ void probabilities(float (&acc_s)[kRowTiles][kSubM / 8][4],
-                                                float (&acc_dp)[kRowTiles][kSubM / 8][4], uint32_t stats) const {
-    const float scale = params.softmax_scale * kLog2e;
-#pragma unroll
-    for (int n = 0; n < kSubM / 8; n++) {
-      const float2 lse = stats_at(stats, n), delta = stats_at(stats + 4 * kBlockM, n);
-      const float lse2[2] = {lse.x * kLog2e, lse.y * kLog2e}, deltas[2] = {delta.x, delta.y};
-#pragma unroll
-      for (int m = 0; m < kRowTiles; m++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const float p = exp2_approx(acc_s[m][n][i] * scale - lse2[i % 2]);
-          acc_s[m][n][i] = p;
-          acc_dp[m][n][i] = p * (acc_dp[m][n][i] - deltas[i % 2]);
-        }
-    }
-  }
-
-  // Entries that the mask hides become 0, whatever they are: exp2 of an unmasked score may be infinite.
-  __device__ __forceinline__ void mask(float (&acc)[kRowTiles][kSubM / 8][4], int row0) const {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; m++)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int key = key_of(m, half), begin = band.query_begin(key) - row0, end = band.query_end(key) - row0;
-#pragma unroll
-        for (int n = 0; n < kSubM / 8; n++)
-#pragma unroll
-          for (int i = 0; i < 2; i++)
-            if (query_of(n) + i < begin || query_of(n) + i >= end) acc[m][n][2 * half + i] = 0.f;
-      }
-  }
-
-  __device__ __forceinline__ void probabilities_general(float (&acc_s)[kRowTiles][kSubM / 8][4],
-                                                        float (&acc_dp)[kRowTiles][kSubM / 8][4], uint32_t stats,
-                                                        const General<T>& general, int row0) const {
-#pragma unroll
-    for (int n = 0; n < kSubM / 8; n++) {
-      const float2 lse = stats_at(stats, n), delta = stats_at(stats + 4 * kBlockM, n);
-#pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int row = row0 + query_of(n) + i;
-        const float row_lse = i == 0 ? lse.x : lse.y, row_delta = i == 0 ? delta.x : delta.y;
-        Philox random{};  // one octet serves all the lane's keys: they lie in one group of 32
-        if (general.drops()) random = general.octet(row, key_of(0, 0));
-#pragma unroll
-        for (int m = 0; m < kRowTiles; m++) {
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int key = key_of(m, half);
-            float &s = acc_s[m][n][2 * half + i], &dp = acc_dp[m][n][2 * half + i];
-            const float qk = s;
-            // A row without keys has lse -inf; an entry that bias hides must not become exp2(-inf + inf).
-            const float score = general.score(qk, row, key);
-            const float p = band.visible(row, key) && score > -INFINITY ? exp2_approx((score - row_lse) * kLog2e) : 0.f;
-            const float kept = !general.drops() ? 1.f : general.keep(random, key) ? general.keep_scale() : 0.f;
-            s = p * kept;
-            dp = p == 0.f ? 0.f : p * (dp * kept - row_delta) * general.derivative(qk);
-          }
-        }
-      }
-    }
-  }
-
   // P^T or dS^T into rows warp_row0 ..., columns row0 ... of its shared-memory tile.
   __device__ __forceinline__ void write_transposed(const float (&x)[kRowTiles][kSubM / 8][4], uint32_t tile,
                                                    int row0) const {
@@ -343,39 +266,8 @@ struct BwdMainloop {
 
   // dq of the step's queries += dS K over the tile's keys.
   __device__ __forceinline__ void add_dq(const Step& step) const {
-    const int warp = threadIdx.x / 32;
-    const Fragments<TileDs> ds(ds_of(step));
-    const Fragments<TileK> k(smem);
-    const int64_t tile = Traits::DqTiles::index(params, batch_index, seq.q0, step.block) * params.num_heads + step.head;
-    float* sums = Traits::dq_sums(params, tile);
-    uint32_t* counter = Traits::turn_counter(params, tile, warp);
-    const int turn = params.deterministic ? dq_turn(band, step.block * kBlockM, kBlockM, col0 / kBlockN, kBlockN) : 0;
-    if (params.deterministic) wait_for_turn(counter, turn);
-#pragma unroll 1
-    for (int piece = 0; piece < Pieces::kPieces; piece++) {
-      float acc[2][Pieces::kCols / 8][4] = {};
-#pragma unroll
-      for (int key = 0; key < kBlockN; key += 16) {
-        uint32_t a[2][4];
-#pragma unroll
-        for (int m = 0; m < 2; m++) ds.load_a_trans(a[m], key, Pieces::row0(warp) + 16 * m);
-#pragma unroll
-        for (int d = 0; d < Pieces::kCols / 16; d++) {
-          uint32_t b[4];
-          k.load_b_trans(b, key, Pieces::col0(warp, piece) + 16 * d);
-#pragma unroll
-          for (int m = 0; m < 2; m++) {
-            ptx::mma_m16n8k16<T>(acc[m][2 * d], a[m], b[0], b[1]);
-            ptx::mma_m16n8k16<T>(acc[m][2 * d + 1], a[m], b[2], b[3]);
-          }
-        }
-      }
-#pragma unroll
-      for (int m = 0; m < 2; m++)
-#pragma unroll
-        for (int n = 0; n < Pieces::kCols / 8; n++) add_fragment(sums + Pieces::fragment(warp, piece, m, n), acc[m][n]);
-    }
-    if (params.deterministic) end_turn(counter, turn);
+    add_dq_of_block<Traits>(params, {seq, band, batch_index, step.head, step.block, col0},
+                            Fragments<TileDs>(ds_of(step)), Fragments<TileK>(smem));
   }
 };
 

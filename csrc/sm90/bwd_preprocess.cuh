@@ -33,6 +33,15 @@ __device__ __forceinline__ float dot8(const uint4& x, const uint4& y) {
   return sum;
 }
 
+// Zeros in the accumulators of dQ of one band of `heads` heads.
+__device__ __forceinline__ void clear_accumulators(const BwdArgs& args, int head0, int heads, int64_t band0) {
+  const int accum_floats = kBandRows * args.p.head_dim;
+  for (int h = 0; h < heads; h++) {
+    float4* dst = reinterpret_cast<float4*>(args.dq_accum + ((head0 + h) * args.bands + band0) * accum_floats);
+    for (int i = threadIdx.x; i < accum_floats / 4; i += kPreprocessThreads) dst[i] = float4{0.f, 0.f, 0.f, 0.f};
+  }
+}
+
 template <class T, int kColumns>
 __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess(const __grid_constant__ BwdArgs args, PreprocessGrid grid) {
@@ -62,11 +71,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
     }
   }
 
-  const int accum_floats = kBandRows * p.head_dim;
-  for (int h = 0; h < heads; h++) {
-    float4* dst = reinterpret_cast<float4*>(args.dq_accum + ((head0 + h) * args.bands + band0) * accum_floats);
-    for (int i = threadIdx.x; i < accum_floats / 4; i += kPreprocessThreads) dst[i] = float4{0.f, 0.f, 0.f, 0.f};
-  }
+  clear_accumulators(args, head0, heads, band0);
 
 #pragma unroll
   for (int i = 0; i < Tile::kPasses; i++) {
