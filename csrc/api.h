@@ -27,8 +27,8 @@ int64_t bwd_workspace(int row, const BwdParams& params);
 void fwd_cpu(const FwdParams& params, int threads);
 void bwd_cpu(const BwdParams& params, int threads);
 
-// Put the forward or backward of the shared library at `path` (built by bench.tune from one row with other tile numbers)
-// in place of the row's own.
+// Put the forward or backward of the shared library at `path` (built by bench.tune from one row with other tile
+// numbers) in place of the row's own.
 void override_row(int row, const std::string& path);
 
 }  // namespace flash

@@ -1,4 +1,5 @@
-// Python binding: at::Tensor -> params. The only file that knows torch. Python checks the arguments and allocates outputs.
+// Python binding: at::Tensor -> params. The only file that knows torch. Python checks the arguments and allocates
+// outputs.
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -34,18 +35,23 @@ struct Options {
   MaybeTensor attn_bias;     // expanded to (batch, num_heads, seqlen_q, seqlen_k), fp32 or q's dtype
   MaybeTensor sinks;         // (num_heads) fp32
   double dropout_p = 0.;
-  MaybeTensor rng_state;  // (2) int64
+  MaybeTensor rng_state;                        // (2) int64
   MaybeTensor q_descale, k_descale, v_descale;  // expanded to (batch, num_heads_kv) fp32
   bool deterministic = false;
 };
 
 flash::DType dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
-    case at::kFloat: return flash::DType::kF32;
-    case at::kHalf: return flash::DType::kF16;
-    case at::kBFloat16: return flash::DType::kBF16;
-    case at::kFloat8_e4m3fn: return flash::DType::kE4M3;
-    default: break;
+    case at::kFloat:
+      return flash::DType::kF32;
+    case at::kHalf:
+      return flash::DType::kF16;
+    case at::kBFloat16:
+      return flash::DType::kBF16;
+    case at::kFloat8_e4m3fn:
+      return flash::DType::kE4M3;
+    default:
+      break;
   }
   throw std::invalid_argument("dtype must be float32, float16, bfloat16 or float8_e4m3fn");
 }
@@ -65,8 +71,8 @@ flash::RowStats row_stats(const Tensor& t) {  // (batch, heads, seqlen) or (head
 }
 
 flash::Bias bias(const Tensor& t) {  // 4-D; size-1 and expanded dimensions get stride 0
-  return {t.data_ptr(),      stride_of(t, 0), stride_of(t, 1), stride_of(t, 2), stride_of(t, 3),
-          t.scalar_type() == at::kFloat};
+  return {t.data_ptr(),    stride_of(t, 0), stride_of(t, 1),
+          stride_of(t, 2), stride_of(t, 3), t.scalar_type() == at::kFloat};
 }
 
 template <class T>
@@ -112,9 +118,10 @@ void descale(const MaybeTensor& t, const float*& ptr, int64_t (&strides)[2]) {
   strides[1] = stride_of(*t, 1);
 }
 
-// What decides about a call besides its scalars, as bytes, so that Python finds a call that it has checked before with one
-// dictionary lookup: sizes, strides, dtype, device and 16-byte alignment of every tensor, and in the last byte whether a
-// gradient is wanted. Empty where torch's dispatcher has to see the call: tensor subclasses, modes, transforms, autocast.
+// What decides about a call besides its scalars, as bytes, so that Python finds a call that it has checked before with
+// one dictionary lookup: sizes, strides, dtype, device and 16-byte alignment of every tensor, and in the last byte
+// whether a gradient is wanted. Empty where torch's dispatcher has to see the call: tensor subclasses, modes,
+// transforms, autocast.
 class Signature {
  public:
   Signature() {
@@ -125,23 +132,25 @@ class Signature {
 
   void add(const Tensor& t) {
     constexpr c10::DispatchKeySet kPlainKeys =
-        c10::DispatchKeySet({c10::DispatchKey::Dense, c10::DispatchKey::AutogradFunctionality,
-                             c10::DispatchKey::ADInplaceOrView}) |
+        c10::DispatchKeySet(
+            {c10::DispatchKey::Dense, c10::DispatchKey::AutogradFunctionality, c10::DispatchKey::ADInplaceOrView}) |
         c10::DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}) |
         c10::autocast_dispatch_keyset;
     const int64_t dim = t.dim();
     plain_ = plain_ && (t.key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && dim <= kMaxDim;
     if (!plain_) return;
-    add(dim << 32 | int64_t(t.scalar_type()) << 24 | int64_t(t.is_cuda()) << 16 | int64_t(uint8_t(t.get_device())) << 8 |
-        int64_t(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16));
+    add(dim << 32 | int64_t(t.scalar_type()) << 24 | int64_t(t.is_cuda()) << 16 |
+        int64_t(uint8_t(t.get_device())) << 8 | int64_t(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16));
     for (const int64_t size : t.sizes()) add(size);
     for (const int64_t stride : t.strides()) add(stride);
     wants_grad_ = wants_grad_ || t.requires_grad();
   }
 
   void add(const MaybeTensor& t) {
-    if (t) add(*t);
-    else add(int64_t(-1));
+    if (t)
+      add(*t);
+    else
+      add(int64_t(-1));
   }
 
   pybind11::bytes bytes() {
@@ -161,11 +170,13 @@ class Signature {
   bool plain_, wants_grad_ = false;
 };
 
-// out and lse, not initialised. The one allocation that is not Python's: two calls of torch.empty take as long as a launch.
+// out and lse, not initialised. The one allocation that is not Python's: two calls of torch.empty take as long as a
+// launch.
 std::pair<Tensor, Tensor> empty_results(const Tensor& q, int64_t head_dim_v) {
   const auto s = q.sizes();
   const auto stats = q.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  if (q.dim() == 4) return {at::empty({s[0], s[1], s[2], head_dim_v}, q.options()), at::empty({s[0], s[2], s[1]}, stats)};
+  if (q.dim() == 4)
+    return {at::empty({s[0], s[1], s[2], head_dim_v}, q.options()), at::empty({s[0], s[2], s[1]}, stats)};
   return {at::empty({s[0], s[1], head_dim_v}, q.options()), at::empty({s[1], s[0]}, stats)};
 }
 
@@ -250,23 +261,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                         const MaybeTensor& attn_bias, const MaybeTensor& sinks) {
     Signature s;
     for (const Tensor* t : {&q, &k, &v}) s.add(*t);
-    for (const MaybeTensor* t : {&cu_seqlens_q, &cu_seqlens_k, &seqused_k, &alibi_slopes, &attn_bias, &sinks}) s.add(*t);
+    for (const MaybeTensor* t : {&cu_seqlens_q, &cu_seqlens_k, &seqused_k, &alibi_slopes, &attn_bias, &sinks})
+      s.add(*t);
     return s.bytes();
   });
 
   m.def("empty_results", &empty_results);
 
-  m.def("fwd", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-                  const Options& o, int64_t stream) {
-    flash::fwd(row, fwd_params(q, k, v, out, lse, o), as_stream(stream));
-  });
-  m.def("bwd", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& dout,
-                  const Tensor& lse, const MaybeTensor& dlse, const Tensor& delta, const Tensor& dq, const Tensor& dk,
-                  const Tensor& dv, const MaybeTensor& dbias, const MaybeTensor& workspace, const Options& o,
-                  int64_t stream) {
-    flash::bwd(row, bwd_params(q, k, v, out, dout, lse, dlse, delta, dq, dk, dv, dbias, workspace, o),
-               as_stream(stream));
-  });
+  m.def("fwd",
+        [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+           const Options& o, int64_t stream) { flash::fwd(row, fwd_params(q, k, v, out, lse, o), as_stream(stream)); });
+  m.def("bwd",
+        [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& dout,
+           const Tensor& lse, const MaybeTensor& dlse, const Tensor& delta, const Tensor& dq, const Tensor& dk,
+           const Tensor& dv, const MaybeTensor& dbias, const MaybeTensor& workspace, const Options& o, int64_t stream) {
+          flash::bwd(row, bwd_params(q, k, v, out, dout, lse, dlse, delta, dq, dk, dv, dbias, workspace, o),
+                     as_stream(stream));
+        });
   m.def("bwd_workspace", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Options& o) {
     BwdParams p;
     fill(p, q, k, v, o);

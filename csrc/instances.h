@@ -12,11 +12,12 @@ namespace flash {
 
 enum class Pass : uint8_t { kFwd, kBwd, kDBias };
 enum class Arch : uint8_t { kSimt, kSm80, kSm90 };
-enum class Mask : uint8_t { kFull, kCausal, kLocal, kAny };      // kCausal: right 0, left unbounded; kLocal: other windows
+enum class Mask : uint8_t { kFull, kCausal, kLocal, kAny };  // kCausal: right 0, left unbounded; kLocal: other windows
 enum class Layout : uint8_t { kDense, kPacked, kAny };
-enum class Variant : uint8_t { kPlain, kGeneral, kAny };         // kGeneral: softcap, ALiBi, bias, sinks, dropout at run time
+enum class Variant : uint8_t { kPlain, kGeneral, kAny };  // kGeneral: softcap, ALiBi, bias, sinks, dropout at run time
 
-// A row of the table; also what a call asks for (then without kAny). head_dim and head_dim_v of a row are the largest served.
+// A row of the table; also what a call asks for (then without kAny). head_dim and head_dim_v of a row are the largest
+// served.
 struct Key {
   Pass pass;
   Arch arch;
@@ -92,8 +93,14 @@ constexpr std::array<Key, kNumInstances> expand_families() {
         for (int m = 0; m < f.masks.count; m++)
           for (int l = 0; l < f.layouts.count; l++)
             for (int x = 0; x < f.variants.count; x++)
-              rows[n++] = {f.pass,           f.arch,           f.dtypes.items[t],  f.dims.items[d].qk,
-                           f.dims.items[d].v, f.masks.items[m], f.layouts.items[l], f.variants.items[x]};
+              rows[n++] = {f.pass,
+                           f.arch,
+                           f.dtypes.items[t],
+                           f.dims.items[d].qk,
+                           f.dims.items[d].v,
+                           f.masks.items[m],
+                           f.layouts.items[l],
+                           f.variants.items[x]};
   return rows;
 }
 

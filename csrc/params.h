@@ -37,7 +37,7 @@ struct AttnParams {
 
   DType dtype = DType::kF32;
   int batch = 0;
-  int seqlen_q = 0, seqlen_k = 0;  // packed: the longest segment
+  int seqlen_q = 0, seqlen_k = 0;    // packed: the longest segment
   int64_t total_q = 0, total_k = 0;  // rows that exist in memory: batch * seqlen, or the packed length
   int num_heads = 0, num_heads_kv = 0;
   int head_dim = 0, head_dim_v = 0;
@@ -52,13 +52,13 @@ struct AttnParams {
   int window_left = -1, window_right = -1;
 
   // Served by the general variant of a kernel, switched at run time.
-  float softcap = 0.f;                    // 0: off
-  const float* alibi_slopes = nullptr;    // (num_heads) or (batch, num_heads), fp32
-  int64_t alibi_batch_stride = 0;         // 0 for (num_heads)
+  float softcap = 0.f;                  // 0: off
+  const float* alibi_slopes = nullptr;  // (num_heads) or (batch, num_heads), fp32
+  int64_t alibi_batch_stride = 0;       // 0 for (num_heads)
   Bias bias;
-  const float* sinks = nullptr;           // (num_heads), fp32
+  const float* sinks = nullptr;  // (num_heads), fp32
   float dropout_p = 0.f;
-  const int64_t* rng_state = nullptr;     // (2): seed, offset; device memory for GPU kernels
+  const int64_t* rng_state = nullptr;  // (2): seed, offset; device memory for GPU kernels
 
   bool deterministic = false;
   int device = 0;  // CUDA device index of the tensors
@@ -81,13 +81,13 @@ struct FwdParams : AttnParams {
 };
 
 struct BwdParams : AttnParams {
-  Strided out, dout;  // (batch, seqlen_q, num_heads, head_dim_v)
-  RowStats lse;       // (batch, num_heads, seqlen_q), of the forward
-  RowStats dlse;      // gradient of lse; ptr nullptr: none
-  RowStats delta;     // written by every backward: rowsum(dout * out) - dlse
+  Strided out, dout;   // (batch, seqlen_q, num_heads, head_dim_v)
+  RowStats lse;        // (batch, num_heads, seqlen_q), of the forward
+  RowStats dlse;       // gradient of lse; ptr nullptr: none
+  RowStats delta;      // written by every backward: rowsum(dout * out) - dlse
   Strided dq, dk, dv;  // shapes of q, k, v and their dtype; every element is written
-  // dbias, fp32, zero-filled by the caller: shape (batch|1, num_heads|1, seqlen_q|1, seqlen_k|1) contiguous with stride 0
-  // where broadcast; ptr nullptr: not wanted.
+  // dbias, fp32, zero-filled by the caller: shape (batch|1, num_heads|1, seqlen_q|1, seqlen_k|1) contiguous with stride
+  // 0 where broadcast; ptr nullptr: not wanted.
   Bias dbias;
   void* workspace = nullptr;  // as many bytes as the row's workspace function asked for; not initialised
 };

@@ -29,7 +29,8 @@ inline bool is_built(int row) {
 }
 
 // Registers every row of this build for which `kBelongs(key)` holds. `Kernel<row>` has static functions named like the
-// members of Launchers: a forward has `fwd`, a backward has `bwd` and `bwd_workspace`. Use as a namespace-scope constant:
+// members of Launchers: a forward has `fwd`, a backward has `bwd` and `bwd_workspace`. Use as a namespace-scope
+// constant:
 //   constexpr bool belongs(const Key& k) { return k.pass == Pass::kFwd && k.arch == Arch::kSimt; }
 //   const RegisterRows<belongs, FwdSimt> kRegistered;
 // (A named function: nvcc refuses a lambda as a template argument.)

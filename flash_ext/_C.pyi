@@ -47,9 +47,7 @@ def signature(
 def empty_results(q: Tensor, head_dim_v: int) -> tuple[Tensor, Tensor]: ...
 
 # One row of the table on a CUDA stream; asynchronous.
-def fwd(
-    row: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options, stream: int
-) -> None: ...
+def fwd(row: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options, stream: int) -> None: ...
 def bwd(
     row: int,
     q: Tensor,

@@ -13,11 +13,17 @@ namespace flash {
 template <DType kDType>
 struct ElementOf;
 template <>
-struct ElementOf<DType::kF32> { using type = float; };
+struct ElementOf<DType::kF32> {
+  using type = float;
+};
 template <>
-struct ElementOf<DType::kF16> { using type = __half; };
+struct ElementOf<DType::kF16> {
+  using type = __half;
+};
 template <>
-struct ElementOf<DType::kBF16> { using type = __nv_bfloat16; };
+struct ElementOf<DType::kBF16> {
+  using type = __nv_bfloat16;
+};
 template <DType kDType>
 using Element = typename ElementOf<kDType>::type;
 
