@@ -28,6 +28,8 @@ MAY_SPILL = {
     "sm90/* *Traits<*, true>>": 128,
     "sm80/* *Traits<*, true, *>>": 512,
     # Tiles whose accumulators and operands leave nothing of 255 registers.
+    "sm80/bwd_sm80_d64.cu *": 64,
+    "sm80/bwd_sm80_d128.cu *": 64,
     "sm80/fwd_sm80_d96.cu *": 16,
     "sm80/fwd_sm80_d192.cu *": 64,
     "sm80/fwd_sm80_d256.cu *": 16,

@@ -83,7 +83,12 @@ def _capability(device_index: int) -> tuple[int, int]:
 
 
 def _is_aligned(t: Tensor) -> bool:
-    """Base and strides in multiples of 16 bytes; strides of size-1 dimensions mean nothing."""
+    """What the Hopper copy engine takes: base and strides in multiples of 16 bytes, rows that are not one row expanded.
+
+    Strides of size-1 dimensions mean nothing.
+    """
+    if t.shape[-3] > 1 and t.stride(-3) == 0:
+        return False
     steps = [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
     return t.data_ptr() % 16 == 0 and all(step * t.element_size() % 16 == 0 for step in steps)
 

@@ -320,3 +320,13 @@ def test_sinks_gradient_ignores_rows_of_no_segment():
     assert torch.equal(grad, torch.tensor([-1.0]))
     masked = ops._dsinks(torch.tensor([-math.inf]), torch.full((1, 1, 2), -math.inf), torch.ones(1, 1, 2), None)
     assert torch.equal(masked, torch.zeros(1))
+
+
+def test_alignment_for_the_hopper_copy_engine():
+    aligned = torch.empty(2, 8, 4, 16, dtype=torch.bfloat16)
+    assert ops._is_aligned(aligned)
+    assert ops._is_aligned(aligned[:, :, :1].expand(2, 8, 4, 16))  # expanded heads
+    assert not ops._is_aligned(aligned[:, :1].expand(2, 8, 4, 16))  # one row expanded
+    assert ops._is_aligned(aligned[:, :1])  # the stride of a single row means nothing
+    assert not ops._is_aligned(aligned.flatten()[1:513].view(2, 8, 2, 16))  # base
+    assert not ops._is_aligned(torch.empty(8, 4, 20, dtype=torch.bfloat16)[..., :16])  # packed, rows of 40 bytes
