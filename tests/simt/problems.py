@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
+from functools import partial
 
-from flash_ext.testing import Problem
+import problems
+import torch
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 # (path, dtype, (head_dim, head_dim_v)): every kernel once, and value dims of their own
@@ -16,11 +17,5 @@ KERNELS = [
 ]
 
 
-def rand(*shape: int, dtype: torch.dtype = FP32) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
-
-
-def problem(seqlen_q: int, seqlen_k: int, head_dim=(64, 64), heads=(2, 1), dtype=FP32, **options) -> Problem:
-    q = rand(2, seqlen_q, heads[0], head_dim[0], dtype=dtype)
-    k, v = (rand(2, seqlen_k, heads[1], d, dtype=dtype) for d in head_dim)
-    return Problem(q, k, v, options)
+rand = partial(problems.rand, dtype=FP32)
+problem = partial(problems.problem, dtype=FP32)

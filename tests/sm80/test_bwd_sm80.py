@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sm80.problems import DTYPES, HEAD_DIMS, problem, rand
+from problems import DTYPES, HEAD_DIMS, packed_problem, problem, rand
 
 import flash_ext
 from flash_ext.testing import Problem, check, poison
@@ -36,13 +36,8 @@ def test_a_group_of_heads_sums_in_one_block(heads, head_dim):
 def test_packed(head_dim):
     """Short sequences, whose tiles of dq lie beside each other in the workspace."""
     lengths_q, lengths_k = [1, 64, 0, 65, 130, 3], [5, 64, 70, 1, 100, 0]
-    cu_q, cu_k = (
-        torch.tensor([0, *torch.tensor(x).cumsum(0)], dtype=torch.int32, device="cuda") for x in (lengths_q, lengths_k)
-    )
-    q, k, v = rand(sum(lengths_q), 4, head_dim), rand(sum(lengths_k), 2, head_dim), rand(sum(lengths_k), 2, head_dim)
-    options = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 130, "max_seqlen_k": 100, "causal": True}
     with poison():
-        check(Problem(q, k, v, options), "sm80")
+        check(packed_problem(lengths_q, lengths_k, head_dim, causal=True), "sm80")
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

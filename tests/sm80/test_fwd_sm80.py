@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from sm80.problems import DTYPES, HEAD_DIMS, problem, rand
+from problems import DTYPES, HEAD_DIMS, SCORES, problem, problem_of_scores, rand
 
 import flash_ext
 from flash_ext.testing import check, poison
@@ -24,32 +24,12 @@ def test_tile_edges(seqlens, head_dim, dtype):
             check(problem(*seqlens, head_dim, dtype=dtype, **options), "sm80", backward=False)
 
 
-# Scores that leave the reference of the first blocks behind: from block to block, at one key, or far below it.
-SCORES = {
-    "all large": lambda j, n: None,
-    "growing to the left": lambda j, n: (n - j) / 8,
-    "growing to the right": lambda j, n: j / 8,
-    "one key": lambda j, n: 40.0 * (j == 13),
-    "first key": lambda j, n: 25.0 * (j == 0),
-    "last block far below": lambda j, n: -60.0 * (j > n - 80),
-    "first block far above": lambda j, n: 200.0 * (j < 64),
-}
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [(64, 64), (128, 128), (256, 256)], ids=str)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("scores", SCORES)
 def test_reference(scores, causal, head_dim, dtype):
-    n, d = 700, head_dim[0]
-    p = problem(n, n, head_dim, dtype=dtype, causal=causal)
-    offsets = SCORES[scores](torch.arange(n, device="cuda").float(), n)
-    if offsets is None:
-        p.q, p.k = p.q * 10, p.k * 10
-    else:  # q[0] = 1 adds k[0] * scale to every score of the key
-        p.q[..., 0] = 1
-        p.k[..., 0] = (offsets * math.sqrt(d))[None, :, None].to(dtype)
-    check(p, "sm80", backward=False)
+    check(problem_of_scores(scores, 700, head_dim, dtype=dtype, causal=causal), "sm80", backward=False)
 
 
 def test_one_key_that_outweighs_all_gives_its_value():

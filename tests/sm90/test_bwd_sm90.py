@@ -5,36 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from problems import DTYPES, HEAD_DIMS, cumulated, packed_problem, problem, rand
 
 import flash_ext
 from flash_ext.testing import Problem, check, poison
 
 pytestmark = pytest.mark.gpu
-
-DTYPES = (torch.bfloat16, torch.float16)
-HEAD_DIMS = ((64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
-
-
-def rand(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return torch.randn(shape, device="cuda").to(dtype)
-
-
-def problem(seqlen_q: int, seqlen_k: int, head_dim=(64, 64), heads=(2, 1), dtype=torch.bfloat16, **options) -> Problem:
-    q = rand(2, seqlen_q, heads[0], head_dim[0], dtype=dtype)
-    k, v = (rand(2, seqlen_k, heads[1], d, dtype=dtype) for d in head_dim)
-    return Problem(q, k, v, options)
-
-
-def packed_problem(lengths_q: list[int], lengths_k: list[int], head_dim: int, tail: int = 0, **options) -> Problem:
-    """``tail`` rows behind the last segment hold NaN."""
-    cu_q, cu_k = (
-        torch.tensor([0, *torch.tensor(x).cumsum(0)], dtype=torch.int32, device="cuda") for x in (lengths_q, lengths_k)
-    )
-    q, k, v = (rand(sum(n) + tail, h, head_dim) for n, h in ((lengths_q, 4), (lengths_k, 2), (lengths_k, 2)))
-    for t, n in ((q, lengths_q), (k, lengths_k), (v, lengths_k)):
-        t[sum(n) :] = torch.nan
-    lengths = {"max_seqlen_q": max(lengths_q), "max_seqlen_k": max(lengths_k)}
-    return Problem(q, k, v, {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, **lengths, **options})
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -71,7 +47,7 @@ def test_unused_keys_hold_nan(head_dim):
     p = problem(100, 300, (head_dim, head_dim))
     p.k[0, 140:], p.v[0, 140:] = torch.nan, torch.nan
     p.k[1], p.v[1] = torch.nan, torch.nan
-    cu_q, cu_k = (torch.arange(3, device="cuda", dtype=torch.int32) * n for n in (100, 300))
+    cu_q, cu_k = cumulated([100, 100]), cumulated([300, 300])
     used = torch.tensor([140, 0], device="cuda", dtype=torch.int32)
     lengths = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 100, "max_seqlen_k": 300, "seqused_k": used}
     with poison():
