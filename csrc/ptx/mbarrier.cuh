@@ -34,9 +34,6 @@ __device__ __forceinline__ bool mbarrier_arrive_is_last(uint32_t bar) {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void mbarrier_expect_tx(uint32_t bar, int bytes) {
-  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
-}
 // An arrival on the barrier at the same address in block `rank` of the cluster.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
   asm volatile(
@@ -46,14 +43,6 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, uint32_t ra
       : "memory");
 }
 
-__device__ __forceinline__ bool mbarrier_try_wait(uint32_t bar, uint32_t parity) {
-  uint32_t done;
-  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}"
-               : "=r"(done)
-               : "r"(bar), "r"(parity)
-               : "memory");
-  return done != 0;
-}
 // The instruction suspends the thread for a while by itself: no sleep in the loop.
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
   asm volatile(
