@@ -183,7 +183,10 @@ class Plan:
     def notes(self) -> list[str]:
         """What ``explain`` says besides the choice."""
         copied = [name for name, copy in zip("qkv", self.fwd_copies, strict=False) if copy]
-        why = {True: "its last dimension is not contiguous", False: "its strides are not multiples of 16 bytes"}
+        why = {
+            True: "its last dimension is not contiguous",
+            False: "its strides are not multiples of 16 bytes, or 0 along the sequence",
+        }
         return [f"{name} is copied: {why[self.scattered['qkv'.index(name)]]}" for name in copied]
 
     def _options(self) -> _C.Options:
