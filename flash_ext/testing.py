@@ -2,8 +2,8 @@
 
 The rule: plain attention in float64 is the truth. In 16 bit, the output and every gradient may be off by at most twice
 the largest error of plain attention computed by torch in the same dtype, plus 1e-5, and in the mean by 1.35 times its
-mean. In float32 the error of each, in norm, is at most 1e-5 of the result. The LSE is within 1e-4 of the truth,
-relative above 1.
+mean. In float32 the error of each, in norm, is at most 1e-5 of the result, or twice that of plain attention in float32
+where numbers cancel. The LSE is within 1e-4 of the truth, relative above 1.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Problem:
 
     def gradients_in(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         """The same random incoming gradients whatever the path and dtype; NaN in rows that no segment owns."""
-        generator = torch.Generator("cpu").manual_seed(self.seed)
-        dout = torch.randn(out.shape, generator=generator).to(out.device, self.q.dtype)
-        dlse = torch.randn(lse.shape, generator=generator).to(lse.device) * self.with_lse_gradient
+        generator = torch.Generator(out.device).manual_seed(self.seed)
+        dout = torch.randn(out.shape, generator=generator, device=out.device).to(self.q.dtype)
+        dlse = torch.randn(lse.shape, generator=generator, device=lse.device) * self.with_lse_gradient
         if self.packed:
             dout[self.rows :] = math.nan
             dlse[:, self.rows :] = math.nan
@@ -121,8 +121,9 @@ def _failures_of(name: str, x: Tensor, truth: Tensor, plain: Tensor, dtype: torc
         return [f"{name}: {int((~torch.isfinite(x)).sum())} of {x.numel()} are not finite"]
     error, allowed = (x - truth).abs(), (plain - truth).abs()
     if dtype == torch.float32:
-        rounding = 1e-7 * math.sqrt(x.numel())  # of numbers around 1 that cancel, where the truth is zero
-        worst, bound = error.norm().item(), 1e-5 * truth.norm().item() + rounding
+        # Where the truth is what large numbers leave when they cancel, fp32 comes no closer than plain attention does.
+        rounding = 2 * allowed.norm().item() + 5e-7 * math.sqrt(x.numel())
+        worst, bound = error.norm().item(), max(1e-5 * truth.norm().item(), rounding)
         return [] if worst <= bound else [f"{name}: error {worst:.3g} in norm above {bound:.3g}"]
     lines = []
     # The error of plain attention in one number may be small by luck: a handful may be off by a rounding of the largest.
@@ -139,8 +140,7 @@ def _failures_of(name: str, x: Tensor, truth: Tensor, plain: Tensor, dtype: torc
 def check(problem: Problem, path: str | None = None, backward: bool = True) -> None:
     """Raises ``AssertionError`` where flash_ext breaks the rule on this problem."""
     got, exact = problem.run(path, backward), problem.reference(torch.float64, backward)
-    plain = exact if problem.q.dtype == torch.float32 else problem.reference(None, backward)
-    lines = failures(got, exact, plain, problem.q.dtype)
+    lines = failures(got, exact, problem.reference(None, backward), problem.q.dtype)
     assert not lines, "\n".join(lines)
 
 

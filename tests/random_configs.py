@@ -1,77 +1,81 @@
-"""Random problems against plain attention in float64, hundreds per second on a GPU.
+"""Random problems against plain attention in float64; on a GPU in several processes at once.
 
-    python tests/random_configs.py --path sm90 --count 2000 --seed 1
+    python tests/random_configs.py --path sm90 --count 10000 --seed 1 --jobs 12
     python tests/random_configs.py --path sm90 --config "Config(seqlen_q=65, causal=True)"     one problem again
 
-A failure prints the line that repeats it. The exit status is 1 if anything failed.
+``--count`` counts the problems that the path serves. A failure prints the line that repeats it. The exit status is 1 if
+anything failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from cases import Config  # noqa: E402
+from cases import DTYPES, Config  # noqa: E402
 
 from flash_ext.dispatch import PATHS  # noqa: E402
 from flash_ext.testing import check, device_of, poison  # noqa: E402
 
 
+HEAD_DIMS = (64, 64, 64, 128, 128, 128, 256, 96, 192, 8, 16, 32, 40, 72, 80, 104, 112, 160, 224)
+EDGES = (64, 80, 96, 112, 128, 160, 176, 192, 256, 320, 384, 512, 1024)
+
+
 def random_length(rng: random.Random, longest: int) -> int:
-    """Short lengths, and lengths around the tiles' edges, where kernels go wrong."""
+    """Short lengths, and lengths around the tiles' edges, where kernels go wrong; long ones are rare."""
     if rng.random() < 0.4:
         return rng.randint(1, min(40, longest))
-    edge = rng.choice([64, 80, 96, 112, 128, 160, 176, 192, 256, 320, 384, 512, 1024])
+    edge = EDGES[int(len(EDGES) * rng.random() ** 1.5)]
     return max(1, min(edge + rng.choice([-2, -1, 0, 0, 1, 2, 17]), longest))
 
 
-def random_config(rng: random.Random, dtypes: list[str], longest: int) -> Config:
+def random_config(rng: random.Random, path: str, dtypes: list[str], longest: int) -> Config:
     def sometimes(probability: float) -> bool:
         return rng.random() < probability
 
     num_heads_kv = rng.choice([1, 1, 2, 3])
     num_heads = num_heads_kv * rng.choice([1, 1, 2, 3, 4, 7])
-    head_dim = rng.choice(
-        [64, 64, 128, 128, 256, 96, 192, 8, 16, 32, 40, 72, 80, 104, 112, 160, 224, rng.randint(1, 256)]
-    )
+    head_dim = rng.choice(HEAD_DIMS) if sometimes(0.9) else rng.randint(1, 256)
+    head_dim_v = rng.choice([0, 0, 0, 0, 0, 64, 128, rng.randint(1, 256)])
     dtype = rng.choice(dtypes)
+    if path == "sm90":  # rows of 16 bytes
+        head_dim, head_dim_v = (dim + 7 & ~7 for dim in (head_dim, head_dim_v))
+    if path == "sm80" and dtype == "fp32":
+        head_dim, head_dim_v = min(head_dim, 128), min(head_dim_v, 128)
     config = Config(
         batch=rng.choice([1, 1, 2, 3]),
         seqlen_q=random_length(rng, longest),
-        seqlen_k=max(8, random_length(rng, longest)),
+        seqlen_k=random_length(rng, longest),
         num_heads=num_heads,
         num_heads_kv=num_heads_kv,
         head_dim=head_dim,
-        head_dim_v=rng.choice([0, 0, 0, 0, 64, 128, rng.randint(1, 256)]),
+        head_dim_v=head_dim_v,
         dtype=dtype,
         causal=sometimes(0.4),
-        softmax_scale=rng.choice([None, None, None, 0.3, 1.0]),
+        softmax_scale=rng.choice([0.3, 1.0, 0.0, -0.2]) if sometimes(0.2) else None,
         deterministic=sometimes(0.2),
-        layout=rng.choice(["contiguous"] * 4 + ["heads_first", "expanded", "odd"]),
+        layout=rng.choice(["heads_first", "expanded", "odd"]) if sometimes(0.4) else "contiguous",
         lse_gradient=sometimes(0.5),
         seed=rng.randrange(2**31),
     )
-    # Rows of very few keys are left out: there the gradient of the scores is a difference of numbers that cancel.
     if sometimes(0.3):
-        window = (rng.choice([-1, rng.randint(8, 300)]), rng.choice([-1, 0, 1, rng.randint(0, 300)]))
+        window = (rng.choice([-1, rng.randint(0, 8), rng.randint(8, 300)]), rng.choice([-1, 0, 1, rng.randint(0, 300)]))
         config = replace(config, window_size=window)
     if sometimes(0.35):
-        pairs = [
-            tuple(0 if sometimes(0.1) else max(low, random_length(rng, longest)) for low in (1, 8))
-            for _ in range(rng.randint(1, 5))
-        ]
-        used = tuple(rng.randint(min(n, 8), n) for _, n in pairs) if sometimes(0.3) else ()
-        config = replace(config, lengths=tuple(pairs), used=used, tail=rng.choice([0, 0, 1, 70]), layout="contiguous")
-        if max(n for n, _ in pairs) == 0 or max(n for _, n in pairs) == 0:
-            config = replace(config, lengths=((5, 9), *pairs), used=(8, *used) if used else ())
+        config = with_lengths(rng, config, longest)
     if sometimes(0.4):  # the general variants
         config = replace(
             config,
@@ -81,10 +85,22 @@ def random_config(rng: random.Random, dtypes: list[str], longest: int) -> Config
             bias=rng.choice(["", "", "k", "qk", "bk", "hqk", "bhqk"]),
             bias_fp32=sometimes(0.3),
             sinks=sometimes(0.3),
+            dropout_p=rng.choice([0.0, 0.0, 0.1, 0.5]),
         )
-        if config.window_size == (-1, -1) and not config.lengths and config.seqlen_k >= 16:
-            config = replace(config, dropout_p=rng.choice([0.0, 0.1, 0.5]))
     return config
+
+
+def with_lengths(rng: random.Random, config: Config, longest: int) -> Config:
+    """Packed sequences, some without queries or keys, some of whose keys are not used."""
+
+    def length() -> int:
+        return 0 if rng.random() < 0.1 else random_length(rng, longest)
+
+    pairs = [(length(), length()) for _ in range(rng.randint(1, 5))]
+    if max(n for n, _ in pairs) == 0 or max(n for _, n in pairs) == 0:
+        pairs.append((5, 9))
+    used = tuple(rng.randint(0, n) for _, n in pairs) if rng.random() < 0.3 else ()
+    return replace(config, lengths=tuple(pairs), used=used, tail=rng.choice([0, 0, 1, 70]), layout="contiguous")
 
 
 def verdict_of(config: Config, path: str, pass_: str) -> tuple[str, str]:
@@ -105,23 +121,8 @@ def verdict_of(config: Config, path: str, pass_: str) -> tuple[str, str]:
     return "not served", ""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--path", required=True, choices=["auto", *PATHS], help="auto: the choice on a GPU")
-    parser.add_argument("--pass", dest="pass_", default="both", choices=["fwd", "bwd", "both"])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
-    parser.add_argument("--dtypes", nargs="+", default=["bf16", "bf16", "fp16", "fp32"])
-    parser.add_argument("--longest", type=int, default=600, help="of any sequence")
-    parser.add_argument("--failures", type=int, default=20, help="stop after so many")
-    parser.add_argument("--config", help="one problem, as a failure prints it")
-    args = parser.parse_args()
-
-    rng = random.Random(args.seed)
-    configs = (random_config(rng, args.dtypes, args.longest) for _ in range(args.count))
-    if args.config:
-        configs = [eval(args.config, {"Config": Config})]
+def served(configs: Iterator[Config], args: argparse.Namespace) -> Counter[str]:
+    """Judges configs until ``args.count`` were served, or too many failed, or time is over."""
     counts: Counter[str] = Counter()
     begin = time.monotonic()
     for config in configs:
@@ -136,9 +137,45 @@ def main() -> int:
             print(f'--path {args.path} --pass {args.pass_} --config "{config}"\n    {why}', flush=True)
             if "CUDA error" in why or "illegal" in why:  # nothing can run after it
                 break
-        if counts["FAILED"] >= args.failures or time.monotonic() - begin > args.seconds:
+        done = counts.total() - counts["not served"]
+        if counts["FAILED"] >= args.failures or done >= args.count or time.monotonic() - begin > args.seconds:
             break
-    rate = sum(counts.values()) / max(time.monotonic() - begin, 1e-9)
+    return counts
+
+
+def job(args: argparse.Namespace, number: int) -> Counter[str]:
+    """One of ``args.jobs`` equal parts, with random numbers of its own."""
+    rng = random.Random(f"{args.seed} {number}")
+    configs = (random_config(rng, args.path, args.dtypes, args.longest) for _ in iter(int, 1))
+    part = argparse.Namespace(**{**vars(args), "count": -(-args.count // args.jobs)})
+    return served(configs, part)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", required=True, choices=["auto", *PATHS], help="auto: the choice on a GPU")
+    parser.add_argument("--pass", dest="pass_", default="both", choices=["fwd", "bwd", "both"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the path has")
+    parser.add_argument("--longest", type=int, default=600, help="of any sequence")
+    parser.add_argument("--failures", type=int, default=20, help="stop a process after so many")
+    parser.add_argument("--config", help="one problem, as a failure prints it")
+    args = parser.parse_args()
+    args.dtypes = args.dtypes or ["bf16", "bf16", "fp16"] + ["fp32"] * (args.path != "sm90")
+
+    begin = time.monotonic()
+    if args.config:
+        counts = served(iter([eval(args.config, {"Config": Config})]), args)
+    elif args.jobs == 1:
+        counts = job(args, 0)
+    else:
+        os.environ["OMP_NUM_THREADS"] = "1"  # of each process
+        with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+            counts = sum(pool.map(job, [args] * args.jobs, range(args.jobs)), Counter())
+    rate = counts.total() / max(time.monotonic() - begin, 1e-9)
     print(f"{args.path} {args.pass_} seed {args.seed}: {dict(counts)}, {rate:.0f} per second", flush=True)
     return min(counts["FAILED"], 1)
 

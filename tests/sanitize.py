@@ -1,0 +1,93 @@
+"""Every kernel of the table on problems of two or three tiles, for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck  --kernel-regex kns=flash python tests/sanitize.py
+    compute-sanitizer --tool racecheck --kernel-regex kns=flash python tests/sanitize.py --path sm90 --dtype bf16
+    compute-sanitizer --tool synccheck --kernel-regex kns=flash python tests/sanitize.py --path sm90 --dtype bf16
+
+The line printed before a problem says what the tool's next reports are about. Results are not judged here, only that
+they are finite; every tensor is an allocation of its own, so that memcheck sees the end of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+import torch  # noqa: E402
+from cases import DTYPES, Config  # noqa: E402
+
+import flash_ext  # noqa: E402
+from flash_ext import ops  # noqa: E402
+from flash_ext.dispatch import CUDA_PATHS, DType, Pass, Variant  # noqa: E402
+from flash_ext.testing import Problem  # noqa: E402
+
+PATHS = {arch: path for path, arch in CUDA_PATHS.items()}
+NAMES = {DType.F32: "fp32", DType.F16: "fp16", DType.BF16: "bf16"}
+LENGTHS = ((70, 130), (0, 20), (1, 0), (130, 200))  # of packed sequences, two of them half empty
+
+
+def kernels(wanted: argparse.Namespace) -> Iterator[tuple[str, Config, Variant]]:
+    """(path, config without a mask or a feature, variant) of every forward row whose arguments were asked for."""
+    for row in ops.table():
+        path, dtype = PATHS[row.arch], NAMES.get(row.dtype)
+        chosen = path in wanted.path and dtype in wanted.dtype and (row.head_dim in wanted.head_dim)
+        if row.pass_ == Pass.FWD and chosen:
+            config = Config(1, 150, 280, 2, 1, row.head_dim, row.head_dim_v % row.head_dim, dtype)
+            yield path, config, row.variant
+
+
+def configs(config: Config, variant: Variant) -> Iterator[Config]:
+    if variant != Variant.GENERAL:
+        yield replace(config, seqlen_k=260)
+        yield replace(config, window_size=(70, 20))
+        yield replace(config, causal=True, deterministic=True)
+        yield replace(config, lengths=LENGTHS, causal=True, tail=3)
+        yield replace(config, lengths=LENGTHS, used=(60, 20, 0, 131), deterministic=True)
+    if variant != Variant.PLAIN:
+        features = replace(config, softcap=8.0, alibi="heads", bias="hqk", sinks=True)
+        yield replace(features, causal=True, dropout_p=0.2)
+        yield replace(features, lengths=LENGTHS, causal=True, bias="k")
+        yield replace(features, deterministic=True, window_size=(70, 20))
+
+
+def run(problem: Problem, path: str, backward: bool) -> None:
+    """Inputs come from host memory, so that nearly all kernels that the tool sees are ours."""
+
+    def there(x):
+        return x.cuda() if isinstance(x, torch.Tensor) else x
+
+    options = {name: there(x) for name, x in problem.options.items()}
+    problem = replace(problem, q=there(problem.q), k=there(problem.k), v=there(problem.v), options=options)
+    results = problem.run(path, backward)
+    torch.cuda.synchronize()
+    for name, x in results.items():
+        x = x.cpu()
+        assert torch.isfinite(x[x != -torch.inf] if name == "lse" else x).all(), f"{name} is not finite"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--path", nargs="+", default=list(CUDA_PATHS), choices=list(CUDA_PATHS))
+    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--head-dim", nargs="+", type=int, default=[64, 96, 128, 192, 256])
+    parser.add_argument("--pass", dest="pass_", default="bwd", choices=["fwd", "bwd"], help="bwd: forward and backward")
+    wanted = parser.parse_args()
+    count = 0
+    for path, base, variant in kernels(wanted):
+        for config in configs(base, variant):
+            print(f"{path} {config}", flush=True)
+            run(config.problem("cpu"), path, wanted.pass_ == "bwd")
+            count += 1
+    print(f"{count} problems ran on {', '.join(wanted.path)}, flash_ext {flash_ext.__version__}")
+    return 0 if count else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
