@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--head-dim", nargs="+", type=int)
     parser.add_argument("--seqlen", nargs="+", type=int)
     parser.add_argument("--mask", choices=("causal", "full"), help="only one of the two")
+    parser.add_argument(
+        "--path", choices=libraries.PATHS, default="", help="the path of flash_ext, instead of its choice"
+    )
     parser.add_argument("--libraries", nargs="+", help=f"of: {' '.join(libraries.LIBRARIES)}")
     parser.add_argument("--device", default="cuda", help="cpu times the CPU path: choose small shapes")
     parser.add_argument("--rounds", type=int, default=5)
@@ -54,7 +58,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def select(options: argparse.Namespace, work: str) -> list[cases.Case]:
     return [
-        case
+        replace(case, path=options.path)
         for case in cases.ALL[work]
         if (not options.case or case.case in options.case)
         and (not options.head_dim or case.head_dim in options.head_dim)

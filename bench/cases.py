@@ -29,8 +29,9 @@ class Case:
     seqlen_k: int = 0  # 0: seqlen
     window_size: tuple[int, int] = (-1, -1)
     lengths: tuple[int, ...] = ()  # of the segments, for packed cases
-    feature: str = ""  # softcap, alibi, bias, sinks
+    feature: str = ""  # softcap, alibi, bias, sinks, dropout
     inputs: str = "normal"  # normal, x10, ramp, huge_key, sink_key
+    path: str = ""  # of flash_ext; "": the one that it chooses
 
     def __post_init__(self):
         object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
@@ -39,6 +40,10 @@ class Case:
     @property
     def needs_grad(self) -> bool:
         return self.work == "bwd" or self.case == "training"
+
+    @property
+    def with_autograd(self) -> bool:
+        return self.needs_grad or self.case == "forward_grad"
 
     @property
     def packed(self) -> bool:
@@ -146,7 +151,9 @@ def feature_options(case: Case, device, generator) -> dict:
         return {"attn_bias": bias.to(DTYPES[case.dtype])}
     if case.feature == "sinks":
         return {"sinks": torch.randn(heads, device=device, generator=generator)}
-    raise ValueError(f"feature must be softcap, alibi, bias or sinks, got {case.feature!r}")
+    if case.feature == "dropout":
+        return {"dropout_p": 0.1}
+    raise ValueError(f"feature must be softcap, alibi, bias, sinks or dropout, got {case.feature!r}")
 
 
 def packed_lengths(count: int = 16, low: int = 100, high: int = 8000, seed: int = 0) -> tuple[int, ...]:
@@ -180,24 +187,48 @@ def _shapes(work: str) -> list[Case]:
     """The shapes beside the grid, forward or backward."""
     lengths = packed_lengths()
     packed = Case(work, "packed", batch=len(lengths), seqlen=max(lengths), lengths=lengths)
+    at_4k = Case(work, "head_dim", batch=4, seqlen=4096)
     return [
-        *_both_masks(Case(work, "gqa", num_heads=32, num_heads_kv=8)),
+        *(
+            Case(work, "gqa", causal=True, batch=TOKENS // n, seqlen=n, num_heads_kv=8, num_heads=32)
+            for n in (4096, TOKENS)
+        ),
         Case(work, "window", batch=1, seqlen=16384, window_size=(1024, 0)),
         *_both_masks(packed),
         *_both_masks(Case(work, "cross", batch=8, seqlen=1024, seqlen_k=8192)),
-        *_both_masks(Case(work, "head_dim", head_dim=96, num_heads=21, num_heads_kv=21)),
-        *_both_masks(Case(work, "head_dim", head_dim=192, head_dim_v=128)),
-        *_both_masks(Case(work, "fp16", dtype="fp16")),
-        *[
-            Case(work, "feature", feature=f, batch=4, seqlen=4096, causal=f != "bias")
-            for f in ("softcap", "alibi", "bias", "sinks")
-        ],
-        *[Case(work, "logits", inputs=i, causal=True) for i in ("x10", "ramp", "huge_key", "sink_key")],
+        *_both_masks(replace(at_4k, head_dim=96, head_dim_v=96, num_heads=21, num_heads_kv=21)),
+        *_both_masks(replace(at_4k, head_dim=192)),
+        *(replace(case, case="fp16", dtype="fp16", causal=True) for case in (_with_head_dim(at_4k, 64), at_4k)),
     ]
+
+
+def _with_head_dim(case: Case, head_dim: int) -> Case:
+    heads = WIDTH // head_dim
+    return replace(case, head_dim=head_dim, head_dim_v=head_dim, num_heads=heads, num_heads_kv=heads)
+
+
+def _features(work: str) -> list[Case]:
+    """Every feature, and the plain kernel at the same masks, whose speed they are compared with."""
+    plain = Case(work, "feature", batch=4, seqlen=4096)
+    cases = [*_both_masks(plain), replace(plain, feature="bias")]
+    cases += [replace(plain, feature=name, causal=True) for name in ("softcap", "alibi", "sinks", "dropout")]
+    return [_with_head_dim(case, head_dim) for head_dim in (64, 128) for case in cases]
+
+
+def _logits(work: str) -> list[Case]:
+    """Inputs whose scores are large, growing, or ruled by one key, and normal ones to compare with."""
+    kinds = ("normal", "x10", "ramp", "huge_key", "sink_key")
+    cases = [Case(work, "logits", inputs=kind, batch=4, seqlen=4096, causal=True) for kind in kinds]
+    return [_with_head_dim(case, head_dim) for head_dim in (64, 128) for case in cases]
 
 
 def _sustained() -> list[Case]:
     return [replace(case, case="sustained") for case in _grid("fwd", seqlens=(8192,))]
+
+
+def _fp32() -> list[Case]:
+    shapes = {"head_dims": (64, 128), "seqlens": (4096, 16384), "dtype": "fp32"}
+    return [*_grid("fp32", **shapes), *(replace(case, case="fp32") for case in _grid("bwd", **shapes))]
 
 
 def _generations() -> list[Case]:
@@ -209,7 +240,7 @@ def _generations() -> list[Case]:
 
 def _overhead() -> list[Case]:
     tiny = Case("overhead", "forward", batch=1, seqlen=128, causal=True)
-    return [tiny, replace(tiny, case="training")]
+    return [tiny, replace(tiny, case="forward_grad"), replace(tiny, case="training")]
 
 
 def _memory() -> list[Case]:
@@ -217,10 +248,10 @@ def _memory() -> list[Case]:
 
 
 ALL: dict[str, list[Case]] = {
-    "fwd": [*_grid("fwd"), *_shapes("fwd"), *_sustained()],
-    "bwd": [*_grid("bwd"), *_shapes("bwd")],
+    "fwd": [*_grid("fwd"), *_shapes("fwd"), *_features("fwd"), *_logits("fwd"), *_sustained()],
+    "bwd": [*_grid("bwd"), *_shapes("bwd"), *_features("bwd")],
     "fp8": _grid("fp8", dtype="e4m3"),
-    "fp32": _grid("fp32", head_dims=(64, 128), seqlens=(1024, 4096), dtype="fp32"),
+    "fp32": _fp32(),
     "generations": _generations(),
     "overhead": _overhead(),
     "memory": _memory(),

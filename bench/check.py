@@ -10,6 +10,7 @@ from .cases import DTYPES, Case, Inputs
 from .standard import standard_attention
 
 NAMES = ("out", "dq", "dk", "dv")
+DROPOUT_SEED = 11  # of torch's generator before a call that is checked
 FP8_NORM_LIMIT = 0.06  # quantising P to e4m3 alone costs about 0.03
 
 
@@ -57,6 +58,8 @@ class Checker:
                 options[name] = options[name][where.heads]
         if "attn_bias" in options:
             options["attn_bias"] = options["attn_bias"][:, where.heads]
+        if dropout_p := options.pop("dropout_p", 0.0):
+            options["keep"] = self._kept(dropout_p, where, inputs.q.device)
         tensors = [
             self._take(inputs.q, where, where.heads),
             self._take(inputs.k, where, where.heads_kv),
@@ -65,6 +68,17 @@ class Checker:
         ]
         plain_dtype = torch.bfloat16 if self.case.dtype == "e4m3" else DTYPES[self.case.dtype]
         return Expected(where, self._run(tensors, options, torch.float64), self._run(tensors, options, plain_dtype))
+
+    def _kept(self, dropout_p: float, where: Slice, device: torch.device) -> torch.Tensor:
+        """What dropout leaves after DROPOUT_SEED, as factors (1, heads, seqlen_q, seqlen_k)."""
+        from flash_ext.call import new_rng_state
+        from flash_ext.reference import dropout_mask
+
+        torch.manual_seed(DROPOUT_SEED)
+        first_head = where.rows[0].start * self.case.num_heads + where.heads.start
+        shape = (where.heads.stop - where.heads.start, self.case.seqlen, self.case.seqlen_k)
+        keep, scale = dropout_mask(dropout_p, new_rng_state(device), *shape, first_head)
+        return (keep * scale)[None]
 
     def _run(self, tensors: list[torch.Tensor], options: dict, dtype: torch.dtype) -> list[torch.Tensor]:
         q, k, v, dout = (x.detach().to(dtype) for x in tensors)

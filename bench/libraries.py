@@ -59,15 +59,17 @@ def _module(*names: str):
     return None
 
 
-def _flash_ext(path: str = ""):
+def _flash_ext(path: str = "", **more):
     def prepare(case: Case, inputs: Inputs) -> Call:
         flash_ext = _module("flash_ext")
         if flash_ext is None:
             raise Unsupported("flash_ext cannot be imported")
+        if more and not case.needs_grad:
+            raise Unsupported("the forward is the same")
         if case.dtype == "e4m3" and not _has_fp8_kernels():
             raise Unsupported("flash_ext has no fp8 kernels; it would convert to bf16")
         q, k, v = leaves = _leaves(inputs)
-        options = dict(inputs.options)
+        options = {**inputs.options, **more}
         if inputs.descale is not None:
             options.update(q_descale=inputs.descale, k_descale=inputs.descale, v_descale=inputs.descale)
 
@@ -81,7 +83,8 @@ def _flash_ext(path: str = ""):
             def forward():
                 return flash_ext.forward(q, k, v, **options)
 
-        session = (lambda: flash_ext.use_path(path)) if path else contextlib.nullcontext
+        chosen = path or case.path
+        session = (lambda: flash_ext.use_path(chosen)) if chosen else contextlib.nullcontext
         return Call(forward, leaves, inputs.dout, session=session)
 
     return prepare
@@ -215,6 +218,8 @@ def _cudnn(case: Case, inputs: Inputs) -> Call:
 def _standard(case: Case, inputs: Inputs) -> Call:
     if case.packed or case.dtype == "e4m3":
         raise Unsupported("standard attention here is dense, in 16 or 32 bit")
+    if case.feature == "dropout":
+        raise Unsupported("standard attention draws other random numbers")
     q, k, v = leaves = _leaves(inputs)
     return Call(lambda: standard_attention(q, k, v, **inputs.options), leaves, inputs.dout)
 
@@ -228,6 +233,7 @@ LIBRARIES: dict[str, Callable[[Case, Inputs], Call]] = {
     "efficient": _sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "math": _sdpa(SDPBackend.MATH),
     "standard": _standard,
+    "deterministic": _flash_ext(deterministic=True),
     # One path of flash_ext each: the generations of this field side by side.
     "simt": _flash_ext("simt"),
     "sm80": _flash_ext("sm80"),
@@ -235,13 +241,13 @@ LIBRARIES: dict[str, Callable[[Case, Inputs], Call]] = {
     "cpu": _flash_ext("cpu"),
 }
 PATHS = ("simt", "sm80", "sm90", "cpu")  # those of LIBRARIES that are flash_ext itself
-OURS = ("flash_ext", *PATHS)
+OURS = ("flash_ext", "deterministic", *PATHS)
 
 DEFAULT_LIBRARIES = {
     "fwd": ("flash_ext", "fa3", "fa4", "cudnn", "fa2"),
     "bwd": ("flash_ext", "fa3", "fa4", "cudnn", "fa2"),
     "fp8": ("flash_ext", "fa3"),
-    "fp32": ("flash_ext", "efficient", "math"),
+    "fp32": ("flash_ext", "simt", "efficient"),
     "generations": ("standard", "simt", "sm80", "sm90"),
     "overhead": ("flash_ext", "fa3", "fa4", "cudnn", "fa2", "efficient"),
     "memory": ("flash_ext", "cudnn", "fa2", "efficient", "standard"),

@@ -57,7 +57,7 @@ def draw_all(data: dict, out: Path) -> list[Path]:
     rows = data["rows"]
     drawn = []
     for work, title in (("fwd", "Forward, bf16"), ("bwd", "Backward, bf16"), ("fp8", "Forward, fp8 (e4m3)")):
-        grid = [row for row in rows if row["work"] == work and row["case"] == "grid"]
+        grid = [row for row in rows if row["work"] == work and row["case"] == "grid" and "path" not in row]
         if grid:
             drawn.append(draw_grid(plt, grid, f"{title}, {data['gpu']}", out / f"{work}.png"))
     generations = [row for row in rows if row["case"] == "generations"]

@@ -30,6 +30,7 @@ IDENTITY = (
     "window_size",
     "feature",
     "inputs",
+    "path",
 )
 # Of the fields of a case, those that every row has; the others are written where they say something.
 ALWAYS = ("work", "case", "dtype", "head_dim", "causal", "batch", "seqlen", "num_heads", "num_heads_kv")
@@ -49,6 +50,8 @@ def case_fields(case: Case) -> dict:
         row["feature"] = case.feature
     if case.inputs != "normal":
         row["inputs"] = case.inputs
+    if case.path:
+        row["path"] = case.path
     return row
 
 

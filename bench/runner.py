@@ -12,7 +12,7 @@ import torch
 
 from . import results, timing
 from .cases import Case, Inputs, make_inputs
-from .check import Checker
+from .check import DROPOUT_SEED, Checker
 from .libraries import OURS, PATHS, Call, Unsupported, prepare
 from .table import label, one_line
 
@@ -56,10 +56,11 @@ def run_case(case: Case, names: list[str], options: Options, verdicts: Verdicts)
             continue
         try:
             call = prepare(name, case, inputs)
-            with call.session(), torch.set_grad_enabled(case.needs_grad):
+            with call.session(), torch.set_grad_enabled(case.with_autograd):
                 if (case, name) not in verdicts:
                     checker = checker or Checker(case, inputs)
                     poison_free_memory(inputs)
+                    torch.manual_seed(DROPOUT_SEED)
                     verdicts[case, name] = checker.complaint(_outputs(case, call))
                 run = _runnable(case, call)
                 run()
@@ -107,9 +108,12 @@ def _runnable(case: Case, call: Call) -> Callable[[], object]:
     """What is timed."""
     if case.work == "bwd":
         return call.backward()
-    if case.case == "training":
+    if case.with_autograd:
         for leaf in call.leaves:
             leaf.requires_grad_()
+    if case.case == "forward_grad":
+        return call.forward
+    if case.case == "training":
         return lambda: torch.autograd.grad(call.forward(), call.leaves, call.dout)
 
     def forward():
@@ -159,5 +163,6 @@ def arch_path(case: Case, inputs: Inputs) -> str:
     if case.packed:
         cu, longest = inputs.cu_seqlens, case.seqlen
         lengths = {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": longest, "max_seqlen_k": longest}
-    explanation = flash_ext.explain(inputs.q, inputs.k, inputs.v, **inputs.options, **lengths)
+    with flash_ext.use_path(case.path) if case.path else contextlib.nullcontext():
+        explanation = flash_ext.explain(inputs.q, inputs.k, inputs.v, **inputs.options, **lengths)
     return (explanation.backward if case.work == "bwd" else explanation.forward).path

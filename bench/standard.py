@@ -6,9 +6,22 @@ import torch
 
 
 def standard_attention(
-    q, k, v, *, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, attn_bias=None, sinks=None
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    attn_bias=None,
+    sinks=None,
+    keep=None,
 ):
-    """q, k, v (batch, seqlen, heads, dim); k and v may have fewer heads -> (batch, seqlen_q, num_heads, head_dim_v)."""
+    """q, k, v (batch, seqlen, heads, dim); k and v may have fewer heads -> (batch, seqlen_q, num_heads, head_dim_v).
+
+    keep: what dropout multiplies the probabilities by, (batch, num_heads, seqlen_q, seqlen_k)
+    """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (batch, heads, seqlen, dim)
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
@@ -35,4 +48,6 @@ def standard_attention(
     else:
         column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:3], 1)
         probabilities = torch.cat([scores, column], dim=-1).softmax(-1)[..., :-1]
+    if keep is not None:
+        probabilities = probabilities * keep.to(probabilities.dtype)
     return (probabilities @ v).transpose(1, 2)

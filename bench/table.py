@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from .libraries import OURS
-from .results import unit_of
+from .results import identity, unit_of
 
 DECIMALS = {"tflops": 0, "us": 1, "seconds": 3, "mib": 0}
 LESS_IS_BETTER = ("us", "seconds", "mib")
@@ -39,9 +39,9 @@ def label(row: dict) -> str:
         parts[-1] += f"/{row['head_dim_v']}"
     if row["num_heads_kv"] != row["num_heads"]:
         parts.append(f"heads {row['num_heads']}/{row['num_heads_kv']}")
-    for name in ("feature", "inputs"):
-        if name in row:
-            parts.append(row[name])
+    parts += [row[name] for name in ("feature", "inputs") if name in row]
+    if "path" in row:
+        parts.append(f"on {row['path']}")
     if "seqlen_k" in row:
         parts.append(f"seqlen_k {row['seqlen_k']}")
     if "window_size" in row:
@@ -105,6 +105,21 @@ def render_generations(rows: list[dict]) -> str:
     return align(cells)
 
 
+def shares(rows: list[dict]) -> list[list[str]]:
+    """What a feature, unusual scores or determinism leave of the speed of the same call without it, in the same run."""
+    speeds = {identity(row): row["tflops"]["flash_ext"] for row in rows if "flash_ext" in row.get("tflops", {})}
+    cells = []
+    for row in rows:
+        base = {name: value for name, value in row.items() if name not in ("feature", "inputs")}
+        name, plain = f"{label(row)} {short(row['seqlen'])}", speeds.get(identity(base))
+        if plain and identity(row) != identity(base) and identity(row) in speeds:
+            cells.append([name, f"{speeds[identity(row)] / plain:.2f}"])
+        if "deterministic" in row.get("tflops", {}) and identity(row) in speeds:
+            share = row["tflops"]["deterministic"] / speeds[identity(row)]
+            cells.append([f"{name} deterministic", f"{share:.2f}"])
+    return [["share of the plain call's speed", ""], *cells] if cells else []
+
+
 def _block(name: str, unit: str, rows: list[dict]) -> str:
     rows = sorted(rows, key=lambda row: row["seqlen"])
     libraries = list(dict.fromkeys(library for row in rows for library in row[unit]))
@@ -133,19 +148,21 @@ def summary_cells(rows: list[dict]) -> list[list[str]]:
     for row in rows:
         ratio = ratio_to_best_peer(row)
         if ratio and row["case"] != "generations":
-            groups.setdefault((row["work"], row["case"]), []).append(ratio)
+            groups.setdefault((row["work"], row["case"], row.get("path", "")), []).append(ratio)
     cells = [["flash_ext / best peer", "cells", "geomean", "below 1", "lowest", "where (against)"]]
-    for (work, case), ratios in groups.items():
+    for (work, case, path), ratios in groups.items():
         low = min(ratios, key=lambda ratio: ratio.value)
         where = f"{label(low.row)} {short(low.row['seqlen'])} ({low.peer})"
         below = sum(ratio.value < 1 for ratio in ratios)
         mean = statistics.geometric_mean(ratio.value for ratio in ratios)
-        cells.append([f"{work} {case}", str(len(ratios)), f"{mean:.3f}", str(below), f"{low.value:.3f}", where])
+        name = f"{work} {case}" + (f" on {path}" if path else "")
+        cells.append([name, str(len(ratios)), f"{mean:.3f}", str(below), f"{low.value:.3f}", where])
     return cells if groups else []
 
 
 def summary(rows: list[dict]) -> str:
-    return align(summary_cells(rows)) if summary_cells(rows) else "no row has both flash_ext and a peer"
+    ratios = align(summary_cells(rows)) if summary_cells(rows) else "no row has both flash_ext and a peer"
+    return f"{ratios}\n\n{align(shares(rows))}" if shares(rows) else ratios
 
 
 def summary_markdown(rows: list[dict]) -> str:

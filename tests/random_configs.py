@@ -29,7 +29,6 @@ from cases import DTYPES, Config  # noqa: E402
 from flash_ext.dispatch import PATHS  # noqa: E402
 from flash_ext.testing import check, device_of, poison  # noqa: E402
 
-
 HEAD_DIMS = (64, 64, 64, 128, 128, 128, 256, 96, 192, 8, 16, 32, 40, 72, 80, 104, 112, 160, 224)
 EDGES = (64, 80, 96, 112, 128, 160, 176, 192, 256, 320, 384, 512, 1024)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench.cases import Case, make_inputs
-from bench.check import Checker, disagreement
+from bench.check import DROPOUT_SEED, Checker, disagreement
 from bench.libraries import prepare
 from bench.runner import _outputs
 
@@ -33,6 +33,17 @@ def test_unwritten_results_never_pass():
     results = outputs(SMALL, inputs)
     results[0] = torch.full_like(results[0], torch.nan)
     assert Checker(SMALL, inputs).complaint(results) == "out: not finite"
+
+
+def test_dropout_is_known_in_advance():
+    case = replace(SMALL, feature="dropout")
+    inputs = make_inputs(case, "cpu")
+    checker = Checker(case, inputs)
+    call = prepare("flash_ext", case, inputs)
+    torch.manual_seed(DROPOUT_SEED)
+    assert checker.complaint(_outputs(case, call)) == ""
+    torch.manual_seed(DROPOUT_SEED + 1)
+    assert checker.complaint(_outputs(case, call)) != ""
 
 
 @pytest.mark.parametrize("feature", ["softcap", "alibi", "bias", "sinks"])

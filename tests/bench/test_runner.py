@@ -33,6 +33,15 @@ def test_packed_on_the_cpu_path():
     assert refused == 0 and rows[0]["lengths"] == [5, 16] and rows[0]["arch_path"] == "cpu"
 
 
+def test_the_path_of_a_case_is_used():
+    options = command.parse(["--path", "cpu", "--device", "cpu", "--case", "gqa"])
+    assert {case.path for case in command.select(options, "fwd")} == {"cpu"}
+    rows, refused = run([replace(TINY, path="simt")], ["flash_ext"])
+    assert refused == 1 and not rows
+    rows, refused = run([replace(TINY, path="cpu")], ["flash_ext"])
+    assert refused == 0 and rows[0]["path"] == rows[0]["arch_path"] == "cpu"
+
+
 def test_overhead_is_in_microseconds():
     rows, _ = run([replace(TINY, work="overhead", case="forward")], ["standard"])
     assert rows[0]["us"]["standard"] > 0

@@ -2,7 +2,7 @@ import pytest
 
 from bench.cases import Case
 from bench.results import make_row
-from bench.table import one_line, ratio_to_best_peer, render, short, summary, summary_markdown
+from bench.table import label, one_line, ratio_to_best_peer, render, short, summary, summary_markdown
 
 
 def row(tflops: dict, unit: str = "tflops", **case) -> dict:
@@ -60,6 +60,18 @@ def test_summary_as_markdown():
 
 def test_summary_without_pairs():
     assert "no row" in summary([row({"fa3": 1})])
+
+
+def test_shares_are_of_the_plain_call():
+    plain = row({"flash_ext": 600, "deterministic": 540}, causal=True)
+    rows = [plain, row({"flash_ext": 300}, causal=True, feature="softcap"), row({"flash_ext": 9}, inputs="x10")]
+    text = summary(rows).splitlines()
+    assert [line.split()[-2:] for line in text[-2:]] == [["deterministic", "0.90"], ["8k", "0.50"]]
+
+
+def test_a_chosen_path_is_named():
+    made = row({"flash_ext": 400, "fa2": 200}, path="sm80")
+    assert label(made).endswith("on sm80 full") and summary([made]).splitlines()[1].startswith("  fwd grid on sm80")
 
 
 def test_short():
