@@ -80,7 +80,7 @@ def build_one(variant: Variant, row: int, out: Path, nvcc: str, arch: str) -> di
         **entry,
         "registers": max((kernel.registers for kernel in kernels), default=0),
         "spill_bytes": sum(kernel.spill_stores + kernel.spill_loads for kernel in kernels),
-        "advice": bench_build.advice(text),
+        "advice": bench_build.serialised(text),
     }
 
 

@@ -1,6 +1,8 @@
+import subprocess
+
 import pytest
 
-from bench.tune import measure, variants
+from bench.tune import build, measure, variants
 
 LIST = """
 source csrc/sm80/fwd_sm80_d128.cu
@@ -46,6 +48,23 @@ def test_cases_of_a_row():
     assert only.work == "bwd" and only.head_dim_v == 128 and only.packed and only.feature == "softcap"
     (window,) = measure.cases_of("fwd sm90 bf16 64 local dense plain", 4096)
     assert window.window_size == (1024, 0)
+
+
+def test_a_build_says_what_ptxas_made_of_it(tmp_path, monkeypatch):
+    log = """
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to x in the function '_Z1kPf'
+ptxas info    : Compiling entry function '_Z1kPf' for 'sm_90a'
+ptxas info    : Function properties for _Z1kPf
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 168 registers, used 9 barriers
+"""
+    done = subprocess.CompletedProcess([], 0, stdout="", stderr=log)
+    monkeypatch.setattr(build.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(build.bench_build, "demangle", lambda names: names)
+    _, narrow = variants.parse(LIST)
+    entry = build.build_one(narrow, 3, tmp_path, "nvcc", "90a")
+    assert entry["registers"] == 168 and entry["row"] == 3
+    assert "SPILLS 20 bytes, 1 times wgmma serialised" in build.report([entry])
 
 
 def test_table_is_sorted_by_speed_and_relative_to_the_first():
