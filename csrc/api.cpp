@@ -71,6 +71,11 @@ int find_row(const Key& call) {
 
 void fwd(int row, const FwdParams& params, Stream stream) { row_for(row, true, params).fwd(params, stream); }
 
+int64_t fwd_workspace(int row, const FwdParams& params) {
+  const auto bytes = row_for(row, true, params).fwd_workspace;
+  return bytes == nullptr ? 0 : bytes(params);
+}
+
 void bwd(int row, const BwdParams& params, Stream stream) { row_for(row, false, params).bwd(params, stream); }
 
 int64_t bwd_workspace(int row, const BwdParams& params) { return row_for(row, false, params).bwd_workspace(params); }

@@ -20,6 +20,7 @@ Key key_of(Pass pass, Arch arch, const AttnParams& params);
 // Run one row on a CUDA stream. Throws std::invalid_argument where the row does not serve the call or is not built, and
 // std::runtime_error where CUDA reports an error. Asynchronous; the current device is unchanged afterwards.
 void fwd(int row, const FwdParams& params, Stream stream);
+int64_t fwd_workspace(int row, const FwdParams& params);  // bytes for params.workspace; 0 for most rows
 void bwd(int row, const BwdParams& params, Stream stream);
 int64_t bwd_workspace(int row, const BwdParams& params);
 

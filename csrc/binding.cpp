@@ -37,6 +37,7 @@ struct Options {
   double dropout_p = 0.;
   MaybeTensor rng_state;                        // (2) int64
   MaybeTensor q_descale, k_descale, v_descale;  // expanded to (batch, num_heads_kv) fp32
+  MaybeTensor workspace;                        // of a forward, as many bytes as fwd_workspace says
   bool deterministic = false;
 };
 
@@ -189,6 +190,7 @@ FwdParams fwd_params(const Tensor& q, const Tensor& k, const Tensor& v, const Te
   p.out = strided(out);
   p.lse = row_stats(lse);
   p.out_dtype = dtype_of(out);
+  p.workspace = o.workspace ? o.workspace->data_ptr() : nullptr;
   descale(o.q_descale, p.q_descale, p.q_descale_strides);
   descale(o.k_descale, p.k_descale, p.k_descale_strides);
   descale(o.v_descale, p.v_descale, p.v_descale_strides);
@@ -245,6 +247,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_readwrite("q_descale", &Options::q_descale)
       .def_readwrite("k_descale", &Options::k_descale)
       .def_readwrite("v_descale", &Options::v_descale)
+      .def_readwrite("workspace", &Options::workspace)
       .def_readwrite("deterministic", &Options::deterministic);
 
   m.def("instances", [] {  // the whole table, in order
@@ -278,6 +281,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           flash::bwd(row, bwd_params(q, k, v, out, dout, lse, dlse, delta, dq, dk, dv, dbias, workspace, o),
                      as_stream(stream));
         });
+  m.def("fwd_workspace", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Options& o) {
+    FwdParams p;
+    fill(p, q, k, v, o);
+    return flash::fwd_workspace(row, p);
+  });
   m.def("bwd_workspace", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Options& o) {
     BwdParams p;
     fill(p, q, k, v, o);

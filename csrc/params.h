@@ -78,6 +78,7 @@ struct FwdParams : AttnParams {
   const float *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
   int64_t q_descale_strides[2] = {0, 0}, k_descale_strides[2] = {0, 0}, v_descale_strides[2] = {0, 0};
   DType out_dtype = DType::kF32;
+  void* workspace = nullptr;  // as many bytes as the row's workspace function asked for; not initialised
 };
 
 struct BwdParams : AttnParams {

@@ -13,6 +13,7 @@ using Stream = void*;
 
 struct Launchers {
   void (*fwd)(const FwdParams&, Stream) = nullptr;
+  int64_t (*fwd_workspace)(const FwdParams&) = nullptr;  // bytes; nullptr: none
   void (*bwd)(const BwdParams&, Stream) = nullptr;
   int64_t (*bwd_workspace)(const BwdParams&) = nullptr;  // bytes
 };
@@ -29,8 +30,8 @@ inline bool is_built(int row) {
 }
 
 // Registers every row of this build for which `kBelongs(key)` holds. `Kernel<row>` has static functions named like the
-// members of Launchers: a forward has `fwd`, a backward has `bwd` and `bwd_workspace`. Use as a namespace-scope
-// constant:
+// members of Launchers: a forward has `fwd` and, where it needs one, `fwd_workspace`; a backward has `bwd` and
+// `bwd_workspace`. Use as a namespace-scope constant:
 //   constexpr bool belongs(const Key& k) { return k.pass == Pass::kFwd && k.arch == Arch::kSimt; }
 //   const RegisterRows<belongs, FwdSimt> kRegistered;
 // (A named function: nvcc refuses a lambda as a template argument.)
@@ -49,6 +50,8 @@ struct RegisterRows {
     if constexpr (in_this_build(kRow) && kBelongs(kInstances[kRow])) {
       if constexpr (kInstances[kRow].pass == Pass::kFwd) {
         launchers(kRow).fwd = &Kernel<kRow>::fwd;
+        if constexpr (requires { &Kernel<kRow>::fwd_workspace; })
+          launchers(kRow).fwd_workspace = &Kernel<kRow>::fwd_workspace;
       } else {
         launchers(kRow).bwd = &Kernel<kRow>::bwd;
         launchers(kRow).bwd_workspace = &Kernel<kRow>::bwd_workspace;

@@ -22,6 +22,7 @@ class Options:
     q_descale: Tensor | None  # (batch, num_heads_kv) fp32, as are the next two
     k_descale: Tensor | None
     v_descale: Tensor | None
+    workspace: Tensor | None  # of a forward, as many bytes as fwd_workspace says
     deterministic: bool
 
 # The kernel table (csrc/instances.h), row by row: the eight numbers of dispatch.Key.
@@ -66,6 +67,7 @@ def bwd(
     options: Options,
     stream: int,
 ) -> None: ...
+def fwd_workspace(row: int, q: Tensor, k: Tensor, v: Tensor, options: Options) -> int: ...
 def bwd_workspace(row: int, q: Tensor, k: Tensor, v: Tensor, options: Options) -> int: ...
 
 # The CPU path.

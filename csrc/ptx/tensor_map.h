@@ -12,10 +12,10 @@
 
 namespace flash::ptx {
 
-// A map of (batch, seqlen, heads, dim) 16-bit elements for copies of `box_rows` x 64 columns, written to shared memory
-// in the 128-byte swizzle. `columns` is the tensor's true last dimension: a copy reads zeros beyond it and beyond
-// `rows`. Packed tensors have batch 1 and rows = total. A dimension of stride 0 (expanded, or of size 1) has size 1 in
-// the map: pass coordinate 0 for it (see coordinate_step).
+// A map of (batch, seqlen, heads, dim) elements of 16 or 8 bits for copies of `box_rows` x 128 bytes, written to shared
+// memory in the 128-byte swizzle. `columns` is the tensor's true last dimension: a copy reads zeros beyond it and
+// beyond `rows`. Packed tensors have batch 1 and rows = total. A dimension of stride 0 (expanded, or of size 1) has
+// size 1 in the map: pass coordinate 0 for it (see coordinate_step).
 struct TensorShape {
   int64_t rows, heads, batch;
   int columns;
@@ -49,10 +49,17 @@ inline EncodeTiled encode_tiled() {
   return entry;
 }
 
+inline CUtensorMapDataType map_type(DType dtype) {
+  return dtype == DType::kE4M3  ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+         : dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
 inline CUtensorMap tensor_map(const Strided& t, const TensorShape& shape, DType dtype, int box_rows, const char* name) {
-  constexpr int kBytes = 2;
-  FLASH_CHECK_ARG(tma_can_read(t, kBytes), name, " needs a 16-byte aligned address and strides in multiples of ",
-                  16 / kBytes, " elements for the copy engine, got strides (", t.batch, ", ", t.row, ", ", t.head, ")");
+  const int element_bytes = dtype == DType::kE4M3 ? 1 : 2;
+  FLASH_CHECK_ARG(tma_can_read(t, element_bytes), name, " needs a 16-byte aligned address and strides in multiples of ",
+                  16 / element_bytes, " elements for the copy engine, got strides (", t.batch, ", ", t.row, ", ",
+                  t.head, ")");
   FLASH_CHECK_ARG(t.row != 0 || shape.rows <= 1, name,
                   " must not be expanded along its rows: the copy engine needs a row stride other than 0");
   const int64_t strides[3] = {t.row, t.head, t.batch};
@@ -61,14 +68,13 @@ inline CUtensorMap tensor_map(const Strided& t, const TensorShape& shape, DType 
   cuuint64_t bytes[3];
   for (int i = 0; i < 3; i++) {
     if (strides[i] != 0) dims[i + 1] = cuuint64_t(sizes[i] > 0 ? sizes[i] : 1);
-    bytes[i] = cuuint64_t(strides[i] != 0 ? strides[i] * kBytes : 16);
+    bytes[i] = cuuint64_t(strides[i] != 0 ? strides[i] * element_bytes : 16);
   }
-  const cuuint32_t box[4] = {64, cuuint32_t(box_rows), 1, 1}, ones[4] = {1, 1, 1, 1};
+  const cuuint32_t box[4] = {cuuint32_t(128 / element_bytes), cuuint32_t(box_rows), 1, 1}, ones[4] = {1, 1, 1, 1};
   CUtensorMap map;
   const CUresult status =
-      encode_tiled()(&map, dtype == DType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
-                     t.ptr, dims, bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode_tiled()(&map, map_type(dtype), 4, t.ptr, dims, bytes, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS)
     throw std::runtime_error(message("cuTensorMapEncodeTiled failed for ", name, " with CUresult ", int(status)));
   return map;

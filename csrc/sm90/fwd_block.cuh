@@ -3,6 +3,7 @@
 
 #include "../ptx/wgmma.cuh"
 #include "fwd_consumer_pipeline.cuh"
+#include "fwd_epilogue.cuh"
 #include "fwd_general.cuh"
 #include "fwd_softmax.cuh"
 
@@ -84,6 +85,19 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     if constexpr (Traits::kGeneral) {
       if (args.params.dropout_p != 0.f) FwdGeneral<Traits>(args.params, tile(), place(tile()), n_block).drop(p);
     }
+  }
+
+  __device__ __forceinline__ void begin_tile() {}
+
+  // P of the tile's first block.
+  __device__ __forceinline__ void first_softmax(int n_block) {
+    prepare_scores<true>(n_block);
+    softmax.first(acc_s, p);
+    finish_p(n_block);
+  }
+
+  __device__ __forceinline__ void store_tile(const Tile& t) const {
+    sm90::store_tile<Traits>(acc_o, softmax, args, t, place(t));
   }
 
   // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V.

@@ -5,14 +5,14 @@
 #pragma once
 
 #include "fwd_block.cuh"
-#include "fwd_epilogue.cuh"
 
 namespace flash::sm90 {
 
-template <class Traits>
-class FwdConsumer : FwdBlock<Traits> {
+template <class Traits, class Block = FwdBlock<Traits>>
+class FwdConsumer : Block {
  public:
-  __device__ __forceinline__ FwdConsumer(const FwdArgs& a, const FwdSmem<Traits>& s, int w) : Block(a, s, w) {}
+  __device__ __forceinline__ FwdConsumer(const typename Traits::Args& a, const FwdSmem<Traits>& s, int w)
+      : Block(a, s, w) {}
 
   __device__ __forceinline__ void run() {
     this->first_turn();
@@ -21,12 +21,10 @@ class FwdConsumer : FwdBlock<Traits> {
   }
 
  private:
-  using Block = FwdBlock<Traits>;
-  using Block::args, Block::smem, Block::warpgroup, Block::q, Block::k, Block::v, Block::slot;
   using Block::arrive, Block::begin_turn, Block::end_turn, Block::pass_over_k, Block::pass_over_v;
-  using Block::blocks, Block::acc_s, Block::acc_o, Block::p, Block::softmax;
-  using Block::issue_qk, Block::issue_pv, Block::release_k_and_q, Block::finish_p;
-  using Block::tile, Block::wait_tile, Block::place, Block::kTileSlots;
+  using Block::blocks, Block::acc_s, Block::issue_qk, Block::issue_pv, Block::release_k_and_q;
+  using Block::smem, Block::warpgroup, Block::q, Block::k, Block::v, Block::slot;
+  using Block::tile, Block::wait_tile, Block::kTileSlots;
 
   int tile_blocks_begin, tile_blocks_end;
 
@@ -43,9 +41,7 @@ class FwdConsumer : FwdBlock<Traits> {
       int n_block = blocks.end - 1;
       release_k_and_q(n_block);
       pass_over_v(tile_blocks_end - blocks.end);
-      this->template prepare_scores<true>(n_block);
-      softmax.first(acc_s, p);
-      finish_p(n_block);
+      this->first_softmax(n_block);
       bool first_pv = true;
 #pragma unroll 1
       while (n_block > blocks.begin) {
@@ -104,6 +100,7 @@ class FwdConsumer : FwdBlock<Traits> {
   __device__ __forceinline__ void open_tile() {
     const auto& work = smem.work(slot.stage);
     blocks = work.of_warpgroup[warpgroup];
+    this->begin_tile();
     tile_blocks_begin = work.blocks.begin;
     tile_blocks_end = work.blocks.end;
     pass_over_k(tile_blocks_end - blocks.end);
@@ -113,7 +110,7 @@ class FwdConsumer : FwdBlock<Traits> {
 
   __device__ __forceinline__ void store(int done_slot) const {
     const Tile& t = smem.work(done_slot).tile;
-    store_tile<Traits>(acc_o, softmax, args, t, place(t));
+    this->store_tile(t);
     __syncwarp();
     arrive(smem.tile_empty(done_slot));
   }

@@ -28,7 +28,41 @@ __device__ __forceinline__ RowResult row_result(float reference, float sum, floa
   return {exp2f(top - joint) / total, (joint + log2f(total)) * kLn2};
 }
 
-// acc_o (64, head_dim_v) of the warpgroup. A quad of lanes exchanges words so that each lane stores 16 bytes at once.
+// Row r of a thread's two, times factor; nowhere if out is nullptr. A quad of lanes exchanges words so that each lane
+// stores 16 bytes at once.
+template <class Out, int kOut>
+__device__ __forceinline__ void store_row(const float (&acc_o)[kOut], int r, float factor, bool empty, Out* out,
+                                          int head_dim_v) {
+  static_assert(kOut % 16 == 0, "head_dim_v: a multiple of 32");
+  const int quad_lane = threadIdx.x % 4;
+#pragma unroll
+  for (int g = 0; g < kOut / 4; g += 4) {
+    uint32_t word[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const float a = acc_o[4 * (g + j) + 2 * r] * factor, b = acc_o[4 * (g + j) + 2 * r + 1] * factor;
+      word[j] = empty ? 0 : pack2<Out>(a, b);
+    }
+    // Transpose the 4 x 4 words of the quad: lane i then holds the four words of column group g + i.
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      const uint32_t other = __shfl_xor_sync(~0u, quad_lane & 1 ? word[j] : word[j + 1], 1);
+      word[j] = quad_lane & 1 ? other : word[j];
+      word[j + 1] = quad_lane & 1 ? word[j + 1] : other;
+    }
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const uint32_t other = __shfl_xor_sync(~0u, quad_lane & 2 ? word[j] : word[j + 2], 2);
+      word[j] = quad_lane & 2 ? other : word[j];
+      word[j + 2] = quad_lane & 2 ? word[j + 2] : other;
+    }
+    const int column = 8 * (g + quad_lane);
+    if (out != nullptr && column < head_dim_v)
+      *reinterpret_cast<uint4*>(out + column) = make_uint4(word[0], word[1], word[2], word[3]);
+  }
+}
+
+// acc_o (64, head_dim_v) of the warpgroup.
 template <class Traits>
 __device__ __forceinline__ void store_tile(const float (&acc_o)[Traits::kHeadDimV / 2],
                                            const FwdSoftmax<Traits>& softmax, const FwdArgs& args, const Tile& tile,
@@ -54,33 +88,7 @@ __device__ __forceinline__ void store_tile(const float (&acc_o)[Traits::kHeadDim
     // Where no key is seen, acc_o may be 0 * NaN: nothing but zeros may come out.
     const bool empty = result.inverse_sum == 0.f;
     Element* out = static_cast<Element*>(p.out.ptr) + offset_of(p.out, tile.batch, tile.q0, row, tile.head);
-#pragma unroll
-    for (int g = 0; g < Traits::kHeadDimV / 8; g += 4) {
-      constexpr int kGroups = Traits::kHeadDimV / 8;  // of 8 columns; kHeadDimV is a multiple of 32
-      static_assert(kGroups % 4 == 0);
-      uint32_t word[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const float a = acc_o[4 * (g + j) + 2 * r] * factor, b = acc_o[4 * (g + j) + 2 * r + 1] * factor;
-        word[j] = empty ? 0 : pack2<Element>(a, b);
-      }
-      // Transpose the 4 x 4 words of the quad: lane i then holds the four words of column group g + i.
-#pragma unroll
-      for (int j = 0; j < 4; j += 2) {
-        const uint32_t other = __shfl_xor_sync(~0u, quad_lane & 1 ? word[j] : word[j + 1], 1);
-        word[j] = quad_lane & 1 ? other : word[j];
-        word[j + 1] = quad_lane & 1 ? word[j + 1] : other;
-      }
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const uint32_t other = __shfl_xor_sync(~0u, quad_lane & 2 ? word[j] : word[j + 2], 2);
-        word[j] = quad_lane & 2 ? other : word[j];
-        word[j + 2] = quad_lane & 2 ? word[j + 2] : other;
-      }
-      const int column = 8 * (g + quad_lane);
-      if (exists && column < p.head_dim_v)
-        *reinterpret_cast<uint4*>(out + column) = make_uint4(word[0], word[1], word[2], word[3]);
-    }
+    store_row(acc_o, r, factor, empty, exists ? out : nullptr, p.head_dim_v);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../ptx/fence.cuh"
+#include "../ptx/griddep.cuh"
 #include "../ptx/tma.cuh"
 #include "fwd_scheduler.cuh"
 
@@ -10,14 +11,14 @@ namespace flash::sm90 {
 template <class Traits>
 class FwdProducer {
  public:
-  __device__ __forceinline__ FwdProducer(const FwdArgs& a, const FwdSmem<Traits>& s)
+  __device__ __forceinline__ FwdProducer(const typename Traits::Args& a, const FwdSmem<Traits>& s)
       : args(a), smem(s), lane(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
     if (lane == 0) {
       ptx::prefetch_tensormap(&args.map_q);
       ptx::prefetch_tensormap(&args.map_k);
-      ptx::prefetch_tensormap(&args.map_v);
+      if constexpr (Traits::kDType != DType::kE4M3) ptx::prefetch_tensormap(&args.map_v);
     }
     // One stream of blocks over all tiles, K one block ahead of V: the first K of a tile is loaded before the last V of
     // the tile before it, and the tile is claimed before that.
@@ -27,6 +28,8 @@ class FwdProducer {
     if (tile.valid()) {
       load_k(tile, blocks.end - 1);
       load_q(tile);
+      if constexpr (Traits::kDType == DType::kE4M3)
+        ptx::griddepcontrol_wait();  // for V, transposed by the kernel in front
     }
     while (tile.valid()) {
       int n_block = blocks.end - 1;
@@ -54,7 +57,7 @@ class FwdProducer {
  private:
   static constexpr int kBlockN = Traits::kBlockN;
 
-  const FwdArgs& args;
+  const typename Traits::Args& args;
   const FwdSmem<Traits> smem;
   const int lane;
   RingState q{1}, k{1}, v{1}, slot{1}, landed{0};
@@ -91,7 +94,7 @@ class FwdProducer {
         ptx::mbarrier_arrive_expect_tx(full, Traits::kQBytes);
 #pragma unroll
         for (int panel = 0; panel < Traits::kPanels; panel++)
-          ptx::tma_load(buffer + panel * 64 * 128, &args.map_q, full, panel * 64, row, head, batch);
+          ptx::tma_load(buffer + panel * 64 * 128, &args.map_q, full, panel * Traits::kPanelColumns, row, head, batch);
       }
     }
     q.template advance<Traits::kQStages>();
@@ -106,12 +109,33 @@ class FwdProducer {
       ptx::mbarrier_arrive_expect_tx(full, Traits::kKBytes);
 #pragma unroll
       for (int panel = 0; panel < Traits::kPanels; panel++)
-        ptx::tma_load(buffer + panel * kBlockN * 128, &args.map_k, full, panel * 64, row, head, batch);
+        ptx::tma_load(buffer + panel * kBlockN * 128, &args.map_k, full, panel * Traits::kPanelColumns, row, head,
+                      batch);
     }
     k.template advance<Traits::kStages>();
   }
 
   __device__ __forceinline__ void load_v(const Tile& tile, int n_block) {
+    if constexpr (Traits::kDType == DType::kE4M3) {
+      load_value_tile(tile, n_block);
+    } else {
+      load_v_rows(tile, n_block);
+    }
+  }
+
+  // 8 bit: V transposed, as another kernel has written it (fp8_transpose.cuh), zeros behind the sequence.
+  __device__ __forceinline__ void load_value_tile(const Tile& tile, int n_block) {
+    const uint32_t full = smem.v_full(v.stage), buffer = smem.v(v.stage);
+    const uint8_t* source = args.value_tile(tile, n_block);
+    ptx::mbarrier_wait(smem.v_empty(v.stage), v.parity);
+    if (lane == 0) {
+      ptx::mbarrier_arrive_expect_tx(full, Traits::kVBytes);
+      ptx::bulk_load(buffer, source, full, Traits::kVBytes);
+    }
+    v.template advance<Traits::kStages>();
+  }
+
+  __device__ __forceinline__ void load_v_rows(const Tile& tile, int n_block) {
     const int valid = tile.seqlen_k - n_block * kBlockN;  // rows of the block that belong to the sequence
     const bool zero_tail = args.zero_v_tail && valid < kBlockN;
     const uint32_t full = zero_tail ? smem.v_landed() : smem.v_full(v.stage), buffer = smem.v(v.stage);

@@ -9,8 +9,11 @@
 
 namespace flash::sm90 {
 
+struct FwdArgs;
+
 template <DType kDType_, class Dims, bool kGeneral_>
 struct FwdTraits {
+  using Args = FwdArgs;
   static constexpr DType kDType = kDType_;
   using Element = flash::Element<kDType>;
   static constexpr int kHeadDim = Dims::kHeadDim, kHeadDimV = Dims::kHeadDimV;
@@ -28,6 +31,7 @@ struct FwdTraits {
   static constexpr int kMaxSkipLeft = 1, kMaxSkipRight = kStages - 1;
 
   // Panels of 64 columns, 128 bytes wide (wgmma.cuh).
+  static constexpr int kPanelColumns = 64;
   static constexpr int kPanels = ceil_div(kHeadDim, 64), kPanelsV = ceil_div(kHeadDimV, 64);
   static constexpr int kQBytes = 64 * kPanels * 128;  // of one warpgroup
   static constexpr int kKBytes = kBlockN * kPanels * 128, kVBytes = kBlockN * kPanelsV * 128;

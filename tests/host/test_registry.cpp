@@ -53,6 +53,7 @@ void test_run() {
   fwd(forward, params<FwdParams>(64), nullptr);
   bwd(backward, params<BwdParams>(40), nullptr);
   EXPECT(fwd_runs == 1 && bwd_runs == 1, fwd_runs, " ", bwd_runs);
+  EXPECT(fwd_workspace(forward, params<FwdParams>(64)) == 0, "a forward without a workspace");
   EXPECT(bwd_workspace(backward, params<BwdParams>(64)) == 1000 + backward, "workspace of the row");
   EXPECT(find_row(key_of(Pass::kFwd, Arch::kSimt, params<FwdParams>(64))) == forward, "find_row");
   EXPECT(find_row(key_of(Pass::kFwd, Arch::kSimt, params<FwdParams>(100))) == -1, "a row that serves but is not built");
