@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -38,6 +39,35 @@ def test_current_device_and_second_device():
     assert torch.equal(out.cpu(), expected.cpu())
     with pytest.raises(ValueError, match="k must be on q's device"):
         flash_ext.forward(q, k.cuda(0), v)
+
+
+@pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
+def test_two_devices_at_once(path):
+    """What a kernel sets up once (shared memory, counters) it sets up once per device; and results do not depend on it."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one device")
+    cu = torch.tensor([0, 130, 300], dtype=torch.int32)
+
+    def run(device: int) -> list[torch.Tensor]:
+        results = []
+        for dim in (64, 128, 256):
+            leaves = [t.detach().to(device).requires_grad_() for t in qkv("cpu", 2, 300, 300, 4, 2, dim)]
+            packed = [t.detach()[0].requires_grad_() for t in leaves]
+            lengths = cu.to(device)
+            for softcap in (0.0, 5.0):
+                options = {"causal": True, "softcap": softcap, "deterministic": True}
+                with flash_ext.use_path(path):
+                    dense = flash_ext.forward(*leaves, **options)
+                    varlen = flash_ext.flash_attn_varlen_func(*packed, lengths, lengths, 170, 170, **options)
+                for out, inputs in ((dense, leaves), (varlen, packed)):
+                    results += [out, *torch.autograd.grad(out, inputs, torch.ones_like(out))]
+        return [x.cpu() for x in results]
+
+    alone = run(1)  # the second device first: nothing was set up by the first one
+    with ThreadPoolExecutor(2) as pool:
+        for at_once in list(pool.map(run, (0, 1, 0, 1))):
+            assert all(torch.equal(a, b) for a, b in zip(alone, at_once, strict=True))
+    assert torch.cuda.current_device() == 0
 
 
 def test_side_stream():
