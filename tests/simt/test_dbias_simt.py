@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 def test_broadcast(head_dim, full, path, dtype):
     """A bias that is the same for all keys of a row changes nothing: its gradient is zero but for rounding."""
     sizes = {"b": 2, "h": 4, "q": 150, "k": 200}
-    p = problem(150, 200, head_dim, (4, 2), dtype, causal=True, softcap=20.0)
+    p = problem(150, 200, head_dim, (4, 2), dtype=dtype, causal=True, softcap=20.0)
     p.options["attn_bias"] = rand(*(n if letter in full else 1 for letter, n in sizes.items()), dtype=dtype)
     with poison():
         check(p, path)
