@@ -1,5 +1,5 @@
-"""The sm_80 forward kernels where their own design could break: tile edges, the reference that replaces the running
-maximum, loads of unaligned rows, rows that must not be read."""
+"""The sm_80 forward kernels where their own design could break: one key that outweighs all, loads of unaligned rows, rows
+that must not be read. (What Hopper's could get wrong too: tests/test_tensor_cores.py.)"""
 
 from __future__ import annotations
 
@@ -7,29 +7,11 @@ import math
 
 import pytest
 import torch
-from problems import DTYPES, HEAD_DIMS, SCORES, problem, problem_of_scores, rand
+from problems import rand
 
 import flash_ext
-from flash_ext.testing import check, poison
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
-@pytest.mark.parametrize("seqlens", [(127, 63), (128, 64), (129, 65), (256, 384), (1, 1000), (300, 31)], ids=str)
-def test_tile_edges(seqlens, head_dim, dtype):
-    for options in ({}, {"causal": True}, {"window_size": (40, 17)}):
-        with poison():
-            check(problem(*seqlens, head_dim, dtype=dtype, **options), "sm80", backward=False)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [(64, 64), (128, 128), (256, 256)], ids=str)
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("scores", SCORES)
-def test_reference(scores, causal, head_dim, dtype):
-    check(problem_of_scores(scores, 700, head_dim, dtype=dtype, causal=causal), "sm80", backward=False)
 
 
 def test_one_key_that_outweighs_all_gives_its_value():
@@ -61,10 +43,3 @@ def test_rows_behind_a_sequence_are_not_read(head_dim):
         for x in (k, v):
             x[33:70], x[170:] = math.nan, math.inf
         assert torch.equal(clean, flash_ext.flash_attn_varlen_func(q, k, v, **options, **used))
-
-
-def test_forward_is_the_same_from_run_to_run():
-    q, k, v = (rand(2, 500, 4, 128) for _ in range(3))
-    with flash_ext.use_path("sm80"):
-        first = flash_ext.forward(q, k, v, causal=True)
-        assert all(torch.equal(first, flash_ext.forward(q, k, v, causal=True)) for _ in range(5))
