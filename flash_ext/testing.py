@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -141,6 +141,19 @@ def check(problem: Problem, path: str | None = None, backward: bool = True) -> N
     """Raises ``AssertionError`` where flash_ext breaks the rule on this problem."""
     got, exact = problem.run(path, backward), problem.reference(torch.float64, backward)
     lines = failures(got, exact, problem.reference(None, backward), problem.q.dtype)
+    assert not lines, "\n".join(lines)
+
+
+def check_draws(problems: Sequence[Problem], path: str | None = None, backward: bool = True) -> None:
+    """The rule for several draws of one problem as if they were one: where a few numbers decide, plain attention is exact
+    or inexact by luck in a single one."""
+    runs = [
+        (p.run(path, backward), p.reference(torch.float64, backward), p.reference(None, backward)) for p in problems
+    ]
+    together = [
+        {name: torch.cat([x[name].flatten() for x in side]) for name in side[0]} for side in zip(*runs, strict=True)
+    ]
+    lines = failures(*together, problems[0].q.dtype)
     assert not lines, "\n".join(lines)
 
 

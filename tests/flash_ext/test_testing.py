@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from flash_ext import ops, testing
@@ -54,6 +55,19 @@ def test_check_catches_a_wrong_option():
     problem.options = {"causal": False}
     exact = problem.reference()
     assert failures(wrong, exact, exact, torch.float32)
+
+
+def test_draws_are_judged_together():
+    def problem(seed):
+        torch.manual_seed(seed)
+        q, k, v = (torch.randn(1, n, 2, 16, dtype=torch.float16) for n in (40, 2, 2))
+        return Problem(q, k, v)
+
+    draws = [problem(seed) for seed in range(12)]
+    testing.check_draws(draws, "cpu")
+    draws[3].options = {"softmax_scale": math.nan}
+    with pytest.raises(ValueError, match="softmax_scale"):
+        testing.check_draws(draws, "cpu")
 
 
 def test_poison_is_lifted():
