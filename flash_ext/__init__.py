@@ -3,6 +3,7 @@
 ``forward`` is the main call; ``flash_attn_func`` and its relatives take the flash_attn package's arguments.
 """
 
+from .float8 import quantize_fp8
 from .interface import (
     Explanation,
     explain,
@@ -32,5 +33,6 @@ __all__ = [
     "flash_attn_with_kvcache",
     "forward",
     "merge_states",
+    "quantize_fp8",
     "use_path",
 ]

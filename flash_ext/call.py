@@ -96,7 +96,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool, path: str) -> 
             raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
         if t.dim() != (3 if packed else 4):
             raise ValueError(f"{name} must have shape {wanted.replace(')_v', '_v)')}, got {tuple(t.shape)}")
-    if q.dtype not in DTYPES and not (path == "reference" and q.dtype == torch.float64):
+    if q.dtype not in (*DTYPES, FLOAT8) and not (path == "reference" and q.dtype == torch.float64):
         more = "; use_path('reference') takes float64" if q.dtype == torch.float64 else ""
         raise TypeError(f"q must be float32, float16, bfloat16 or float8_e4m3fn, got {q.dtype}{more}")
     for name, t in (("k", k), ("v", v)):
@@ -268,43 +268,3 @@ def new_rng_state(device: torch.device) -> Tensor:
 
 def is_float8(*tensors: Tensor) -> bool:
     return all(isinstance(t, Tensor) and t.dtype == FLOAT8 for t in tensors)
-
-
-def dequantise(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    descales: Sequence[Tensor | None] | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-) -> list[Tensor]:
-    """float8 inputs as bfloat16: exact without descales, else rounded once, far below the quantisation's own error."""
-    if any(t.requires_grad for t in (q, k, v)) and torch.is_grad_enabled():
-        raise ValueError("q, k and v in float8 must not require a gradient: there is no float8 backward")
-    if any(t.dim() not in (3, 4) for t in (q, k, v)):
-        return [t.to(torch.bfloat16) for t in (q, k, v)]  # the checks that follow name the culprit
-    descales = (None, None, None) if descales is None else descales
-    names, starts = ("q_descale", "k_descale", "v_descale"), (cu_seqlens_q, cu_seqlens_k, cu_seqlens_k)
-    num_heads_kv = k.shape[-2]
-    return [_dequantise(*row, num_heads_kv) for row in zip(names, (q, k, v), descales, starts, strict=True)]
-
-
-def _dequantise(name: str, t: Tensor, descale: Tensor | None, cu_seqlens: Tensor | None, num_heads_kv: int) -> Tensor:
-    if descale is None:
-        return t.to(torch.bfloat16)
-    batch = t.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
-    if not isinstance(descale, Tensor) or descale.dtype != torch.float32 or descale.device != t.device:
-        got = f"{descale.dtype} on {descale.device}" if isinstance(descale, Tensor) else type(descale).__name__
-        raise TypeError(f"{name} must be a float32 tensor on q's device {t.device}, got {got}")
-    try:
-        descale = descale.expand(batch, num_heads_kv)
-    except RuntimeError:
-        raise ValueError(
-            f"{name} must be broadcastable to ({batch}, {num_heads_kv}), got {tuple(descale.shape)}"
-        ) from None
-    descale = descale.repeat_interleave(t.shape[-2] // num_heads_kv, dim=1)  # (batch, heads of t)
-    if cu_seqlens is None:
-        return (t.float() * descale[:, None, :, None]).to(torch.bfloat16)
-    rows = torch.arange(t.shape[0], device=t.device, dtype=torch.int32)
-    segment = torch.bucketize(rows, cu_seqlens[1:].contiguous(), right=True).clamp(max=max(batch - 1, 0))
-    return (t.float() * descale[segment][:, :, None]).to(torch.bfloat16)

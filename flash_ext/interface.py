@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .call import canonical, check_call, dequantise, is_float8
+from .call import canonical, check_call, is_float8
 from .dispatch import Choice
+from .float8 import Float8Options, Float8Plan, expand_descales
+from .float8 import attend as attend_float8
 from .ops import _C, NO_EXTRAS, Plan, attend, autocast_dtype, cast_for_autocast, current_path, remember
 
 _plans: dict[tuple, Plan] = {}  # calls that were checked before
@@ -37,6 +39,7 @@ def forward(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Exact attention: ``softmax(q @ k.T * softmax_scale) @ v`` without the matrix in between. Differentiable once.
 
@@ -60,7 +63,8 @@ def forward(
         deterministic: gradients are bitwise equal from run to run (so does ``torch.use_deterministic_algorithms``).
         return_lse: also return lse.
         q_descale, k_descale, v_descale: float8 only, factors of the stored numbers, float32, broadcastable to
-            (batch, num_heads_kv). float8 inputs give a bfloat16 result and take no gradients.
+            (batch, num_heads_kv), positive. float8 inputs take no gradients. ``quantize_fp8`` makes them.
+        out_dtype: float8 only, of the result: bfloat16 (None) or float16.
 
     Returns:
         out (batch, seqlen_q, num_heads, head_dim_v) in q's dtype, or (out, lse) with lse (batch, num_heads, seqlen_q)
@@ -75,9 +79,9 @@ def forward(
     sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.
     """
     extras = (None, None, None, alibi_slopes, attn_bias, sinks)
-    descales = None if q_descale is k_descale is v_descale is None else (q_descale, k_descale, v_descale)
+    float8 = _float8_options(q_descale, k_descale, v_descale, out_dtype)
     out, lse = _attend(
-        q, k, v, extras, descales, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0
+        q, k, v, extras, float8, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0
     )
     return (out, lse) if return_lse else out
 
@@ -134,6 +138,7 @@ def flash_attn_varlen_func(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, Tensor, None]:
     """Attention within each of many sequences that lie packed one behind the other. Options as in ``forward``.
 
@@ -159,9 +164,9 @@ def flash_attn_varlen_func(
     extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
     if cu_seqlens_q is None or cu_seqlens_k is None:
         raise TypeError("cu_seqlens_q and cu_seqlens_k must be int32 tensors, got None; use forward for dense batches")
-    descales = None if q_descale is k_descale is v_descale is None else (q_descale, k_descale, v_descale)
+    float8 = _float8_options(q_descale, k_descale, v_descale, out_dtype)
     scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
-    out, lse = _attend(q, k, v, extras, descales, *scalars)
+    out, lse = _attend(q, k, v, extras, float8, *scalars)
     if return_attn_probs:
         return out, lse, None
     return (out, lse) if return_lse else out
@@ -332,7 +337,13 @@ def explain(
     extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
     dtype = autocast_dtype(q.device.type)
     if is_float8(q, k, v):
-        notes.append("there is no float8 kernel yet: q, k and v are converted to bfloat16, and bfloat16 kernels run")
+        scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
+        extras, scalars = check_call(q, k, v, extras, *scalars, current_path())
+        expand_descales((q_descale, k_descale, v_descale), q, k, extras)
+        plan = Float8Plan(q, k, v, extras, scalars)
+        if not plan.why_not:
+            return Explanation(plan.fwd, "float8 inputs take no gradients", tuple(plan.notes()))
+        notes.append(f"float8 inputs are converted to bfloat16, whose kernels run: {plan.why_not}")
         dtype = torch.bfloat16
     if dtype is not None:  # what the converted tensors would be like
         q, k, v = (torch.empty_like(t, dtype=dtype) for t in (q, k, v))
@@ -347,19 +358,23 @@ def explain(
     return Explanation(plan.fwd, backward, tuple(notes))
 
 
+def _float8_options(*values) -> Float8Options | None:
+    return None if all(value is None for value in values) else Float8Options(*values)
+
+
 # ---- one way for every call ------------------------------------------------------------------------------------------
 
 
 def _attend(
-    q, k, v, extras, descales, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k
+    q, k, v, extras, float8, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k
 ) -> tuple[Tensor, Tensor]:
     """(out, lse). `extras`: the tensors of ``ops.Extras`` without rng_state, as the user gave them."""
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     window_size = tuple(window_size) if isinstance(window_size, list) else window_size
     path = current_path()
     scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k, path)
-    if torch.compiler.is_compiling() or descales is not None:
-        return _attend_slowly(q, k, v, extras, descales, scalars)
+    if torch.compiler.is_compiling() or float8 is not None:
+        return _attend_slowly(q, k, v, extras, float8, scalars)
 
     try:
         signature = _C.signature(q, k, v, *extras)
@@ -368,7 +383,7 @@ def _attend(
         signature, plan = b"", None
     if plan is None:
         if not signature or is_float8(q, k, v):
-            return _attend_slowly(q, k, v, extras, descales, scalars)
+            return _attend_slowly(q, k, v, extras, float8, scalars)
         plan = Plan(q, k, v, *check_call(q, k, v, extras, *scalars))
         remember(_plans, (signature, scalars), plan)
     extras = canonical(q, extras, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
@@ -377,13 +392,14 @@ def _attend(
     return plan.forward(q, k, v, extras)
 
 
-def _attend_slowly(q, k, v, extras, descales, scalars) -> tuple[Tensor, Tensor]:
+def _attend_slowly(q, k, v, extras, float8, scalars) -> tuple[Tensor, Tensor]:
     """Through the dispatcher: compiled, traced, autocast and float8 calls, subclasses of tensors, modes, transforms."""
     if isinstance(q, Tensor):
         q, k, v = cast_for_autocast(autocast_dtype(q.device.type), q, k, v)
     if is_float8(q, k, v):
-        q, k, v = dequantise(q, k, v, descales, *extras[:2])
-    elif descales is not None:
-        raise ValueError(f"q_descale, k_descale and v_descale belong to float8_e4m3fn inputs; q is {q.dtype}")
+        return attend_float8(q, k, v, extras, float8, scalars)
+    if float8 is not None and isinstance(q, Tensor):
+        given = ", ".join(name for name, x in float8._asdict().items() if x is not None)
+        raise ValueError(f"{given} must be given with float8_e4m3fn q, k and v only; q is {q.dtype}")
     extras, scalars = check_call(q, k, v, extras, *scalars)
     return torch.ops.flash_ext.fwd(q, k, v, *canonical(q, extras, scalars.dropout_p), *scalars)

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, empty
 
 from . import jit, reference
-from .call import DTYPES, Extras, Scalars, check_lengths
+from .call import DTYPES, FLOAT8, Extras, Scalars, check_lengths
 from .dispatch import (
     PATHS,
     Call,
     Choice,
+    DType,
     Key,
     Layout,
     Pass,
@@ -120,7 +121,7 @@ class Plan:
         general = features or s.softcap != 0 or s.dropout_p != 0 or not s.softmax_scale > 0  # AttnParams::general()
         self.call = Call(
             Pass.FWD,
-            DTYPES.get(q.dtype),
+            DType.E4M3 if q.dtype == FLOAT8 else DTYPES.get(q.dtype),
             q.shape[-1],
             v.shape[-1],
             mask_of(*self.window),
@@ -197,8 +198,8 @@ class Plan:
         options.deterministic = s.deterministic
         return options
 
-    def _options_of(self, extras: Extras) -> _C.Options:
-        if not self.has_extras:
+    def _options_of(self, extras: Extras, share: bool = True) -> _C.Options:
+        if not self.has_extras and share:
             return self.options
         options = self._options()
         for name, tensor in zip(Extras._fields, extras, strict=True):
@@ -211,11 +212,7 @@ class Plan:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
         out, lse = _C.empty_results(q, self.head_dim_v)
         if self.no_queries or self.no_keys:
-            out.zero_()
-            lse.fill_(-math.inf)
-            if extras.sinks is not None:
-                lse.copy_(extras.sinks[:, None])
-            return out, lse
+            return self._without_keys(out, lse, extras)
         if self.fwd_copies:
             q, k, v = _copied((q, k, v), self.fwd_copies)
         path = self.fwd.path
@@ -226,6 +223,12 @@ class Plan:
         else:
             _C.fwd(self.fwd_row, q, k, v, out, lse, self._options_of(extras), _stream(self.device_index))
         return out, lse
+
+    def _without_keys(self, out: Tensor, lse: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
+        lse.fill_(-math.inf)
+        if extras.sinks is not None:
+            lse.copy_(extras.sinks[:, None])
+        return out.zero_(), lse
 
     def backward(
         self,
@@ -353,12 +356,12 @@ def _dsinks(sinks: Tensor, lse: Tensor, delta: Tensor, cu_seqlens_q: Tensor | No
 _plans: dict[tuple, Plan] = {}
 
 
-def plan_for(q: Tensor, k: Tensor, v: Tensor, extras: Extras, scalars: Scalars) -> Plan:
+def plan_for(q: Tensor, k: Tensor, v: Tensor, extras: Extras, scalars: Scalars, kind: type[Plan] = Plan) -> Plan:
     signature = _C.signature(q, k, v, *extras[:6])
     key = (signature[:-1], scalars)
     plan = _plans.get(key) if signature else None
     if plan is None:
-        plan = Plan(q, k, v, extras, scalars)
+        plan = kind(q, k, v, extras, scalars)
         if signature:
             remember(_plans, key, plan)
     return plan

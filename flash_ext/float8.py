@@ -1,0 +1,224 @@
+"""float8 (e4m3) inputs: their scales, how to make them, and which way a call with them takes.
+
+Hopper has a kernel for them. Elsewhere, and with a bias, ALiBi or dropout, q, k and v are converted to bfloat16: exact
+without scales, else rounded once, far below the quantisation's own error. There is no backward pass.
+
+Source: Shah et al., "FlashAttention-3", 2024, section 3.3 (block quantisation, incoherent processing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, empty
+
+from .call import FLOAT8, Extras, Scalars, canonical, check_call, check_lengths
+from .ops import _C, Plan, _copied, _stream, plan_for
+
+_LARGEST = 448.0  # e4m3
+_NAMES = ("q_descale", "k_descale", "v_descale")
+
+
+class Float8Options(NamedTuple):
+    """What a call with float8 inputs has besides other calls' arguments."""
+
+    q_descale: Tensor | None = None  # broadcastable to (batch, num_heads_kv) fp32, as are the next two
+    k_descale: Tensor | None = None
+    v_descale: Tensor | None = None
+    out_dtype: torch.dtype | None = None
+
+
+def quantize_fp8(
+    x: Tensor,
+    *,
+    num_heads_kv: int | None = None,
+    cu_seqlens: Tensor | None = None,
+    hadamard: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """``x`` in float8_e4m3fn with one scale per sequence and key head: (x8, descale), x ~ x8 * descale.
+
+    Args:
+        x: (batch, seqlen, num_heads, head_dim), or packed (total, num_heads, head_dim) with ``cu_seqlens``.
+        num_heads_kv: for q with grouped heads: heads of k, whose groups of q heads share a scale; None: num_heads.
+        cu_seqlens: (batch + 1,) int32: where each packed sequence begins.
+        hadamard: multiply x with a fixed orthogonal matrix first (random signs, then a Hadamard matrix, in blocks of
+            the largest power of two that divides head_dim). Done to both q and k it changes no score, and spreads
+            outliers of single columns over all of them, where they cost the others less accuracy. Not for v.
+
+    Returns:
+        x8 of x's shape, and descale (batch, num_heads_kv) float32, as ``forward`` takes them.
+    """
+    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != (4 if cu_seqlens is None else 3):
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(
+            "x must be a floating point tensor (batch, seqlen, num_heads, head_dim), or packed (total, num_heads, "
+            f"head_dim) with cu_seqlens; got {got}"
+        )
+    num_heads = x.shape[-2]
+    num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
+    if num_heads_kv < 1 or num_heads % num_heads_kv:
+        raise ValueError(f"num_heads_kv must divide x's {num_heads} heads, got {num_heads_kv}")
+    x = x.detach().float()
+    if hadamard:
+        x = _rotated(x)
+    groups = x.unflatten(-2, (num_heads_kv, -1))  # (..., rows, num_heads_kv, group, head_dim)
+    largest = groups.abs().amax((-2, -1)) if x.numel() else groups.new_zeros(groups.shape[:-2])
+    if cu_seqlens is None:
+        descale = largest.amax(1) if x.shape[1] else largest.new_zeros(x.shape[0], num_heads_kv)
+    else:
+        batch = cu_seqlens.numel() - 1
+        segment = _segment_of_rows(x.shape[0], cu_seqlens)[:, None].expand(-1, num_heads_kv)
+        descale = largest.new_zeros(batch, num_heads_kv).scatter_reduce(0, segment, largest, "amax")
+    descale = (descale / _LARGEST).where(descale > 0, 1.0)
+    return (groups / _of_rows(descale, x, cu_seqlens)[..., None, None]).flatten(-3, -2).to(FLOAT8), descale
+
+
+def _rotated(x: Tensor) -> Tensor:
+    """x times a fixed orthogonal matrix: signs, then Hadamard matrices of order 2**n on the diagonal."""
+    head_dim = x.shape[-1]
+    signs = torch.randint(0, 2, (head_dim,), generator=torch.Generator().manual_seed(head_dim)) * 2 - 1
+    x = x * signs.to(x)
+    order, step = head_dim & -head_dim, 1
+    while step < order:
+        pairs = x.unflatten(-1, (-1, 2, step))
+        x = torch.stack((pairs[..., 0, :] + pairs[..., 1, :], pairs[..., 0, :] - pairs[..., 1, :]), -2).flatten(-3)
+        step *= 2
+    return x * order**-0.5
+
+
+def _segment_of_rows(total: int, cu_seqlens: Tensor) -> Tensor:
+    """(total,): the packed sequence that a row belongs to; the last one for rows behind it."""
+    rows = torch.arange(total, device=cu_seqlens.device, dtype=torch.int32)
+    segment = torch.bucketize(rows, cu_seqlens[1:].contiguous(), right=True)
+    return segment.clamp(max=max(cu_seqlens.numel() - 2, 0))
+
+
+def _of_rows(descale: Tensor, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
+    """descale (batch, heads) for every row of x: (batch, 1, heads) or (total, heads)."""
+    return descale[:, None] if cu_seqlens is None else descale[_segment_of_rows(x.shape[0], cu_seqlens)]
+
+
+def dequantise(tensors: Sequence[Tensor], descales: Sequence[Tensor | None], extras: Extras) -> list[Tensor]:
+    """q, k and v in bfloat16; ``descales`` as ``expand_descales`` gives them."""
+    starts = (extras.cu_seqlens_q, extras.cu_seqlens_k, extras.cu_seqlens_k)
+    return [_dequantise(*row) for row in zip(tensors, descales, starts, strict=True)]
+
+
+def _dequantise(t: Tensor, descale: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+    if descale is None:
+        return t.to(torch.bfloat16)
+    descale = descale.repeat_interleave(t.shape[-2] // descale.shape[1], dim=1)  # (batch, heads of t)
+    return (t.float() * _of_rows(descale, t, cu_seqlens)[..., None]).to(torch.bfloat16)
+
+
+def expand_descales(descales: Sequence[Tensor | None], q: Tensor, k: Tensor, extras: Extras) -> list[Tensor | None]:
+    """The scales as (batch, num_heads_kv); an error names those that are not."""
+    batch = q.shape[0] if extras.cu_seqlens_q is None else extras.cu_seqlens_q.numel() - 1
+    shape = (batch, k.shape[-2])
+    result = []
+    for name, descale in zip(_NAMES, descales, strict=True):
+        if descale is not None:
+            if not isinstance(descale, Tensor) or descale.dtype != torch.float32 or descale.device != q.device:
+                got = f"{descale.dtype} on {descale.device}" if isinstance(descale, Tensor) else type(descale).__name__
+                raise TypeError(f"{name} must be a float32 tensor on q's device {q.device}, got {got}")
+            try:
+                descale = descale.detach().expand(shape)
+            except RuntimeError:
+                raise ValueError(f"{name} must be broadcastable to {shape}, got {tuple(descale.shape)}") from None
+        result.append(descale)
+    return result
+
+
+class Float8Plan(Plan):
+    """The plan of a call with float8 inputs; ``why_not`` says why no float8 kernel serves it, if none does."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, scalars: Scalars):
+        super().__init__(q, k, v, extras, scalars)
+        given = {"attn_bias": extras.attn_bias is not None, "ALiBi": extras.alibi_slopes is not None}
+        self.unserved = [name for name, has in {**given, "dropout": scalars.dropout_p != 0}.items() if has]
+
+    @cached_property
+    def why_not(self) -> str:
+        if self.unserved:
+            return f"there is no float8 kernel with {self.unserved[0]}"
+        try:
+            self.fwd  # noqa: B018
+        except NotImplementedError as error:
+            return str(error)
+        return "" if self.fwd.row >= 0 else f"path {self.fwd.path} has no float8 kernel"
+
+    def forward8(self, q, k, v, extras: Extras, descales: Sequence[Tensor | None], out_dtype: torch.dtype):
+        if self.checks_lengths:
+            check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
+        out = empty((*q.shape[:-1], self.head_dim_v), dtype=out_dtype, device=self.device)
+        lse = empty(_lse_shape(q), dtype=torch.float32, device=self.device)
+        if self.no_queries or self.no_keys:
+            return self._without_keys(out, lse, extras)
+        if self.fwd_copies:
+            q, k, v = _copied((q, k, v), self.fwd_copies)
+        options = self._options_of(extras, share=False)
+        options.q_descale, options.k_descale, options.v_descale = descales
+        row = self.fwd_row
+        size = _C.fwd_workspace(row, q, k, v, options)
+        options.workspace = empty(size, dtype=torch.uint8, device=self.device)
+        _C.fwd(row, q, k, v, out, lse, options, _stream(self.device_index))
+        return out, lse
+
+
+def _lse_shape(q: Tensor) -> tuple[int, ...]:
+    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, extras: tuple, options: Float8Options | None, scalars: tuple):
+    """(out, lse); extras, options and scalars as the user gave them."""
+    options = options or Float8Options()
+    if any(t.requires_grad for t in (q, k, v)) and torch.is_grad_enabled():
+        raise ValueError("q, k and v in float8 must not require a gradient: there is no float8 backward")
+    out_dtype = options.out_dtype or torch.bfloat16
+    if out_dtype not in (torch.bfloat16, torch.float16):
+        raise TypeError(f"out_dtype must be torch.bfloat16 or torch.float16, got {out_dtype}")
+    checked, scalars = check_call(q, k, v, extras, *scalars)
+    descales = expand_descales(options[:3], q, k, checked)
+    extras = canonical(q, checked, scalars.dropout_p)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in extras):
+        out, lse = torch.ops.flash_ext.fwd(*dequantise((q, k, v), descales, extras), *extras, *scalars)
+        return out.to(out_dtype), lse
+    if torch.compiler.is_compiling() or not _C.signature(q, k, v, *extras[:6]):
+        return torch.ops.flash_ext.fwd_float8(q, k, v, *extras, *descales, *scalars, out_dtype)
+    return _run(q, k, v, extras, descales, scalars, out_dtype)
+
+
+def _run(q, k, v, extras: Extras, descales, scalars: Scalars, out_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    plan = plan_for(q, k, v, extras, scalars, Float8Plan)
+    if not plan.why_not:
+        return plan.forward8(q, k, v, extras, descales, out_dtype)
+    q, k, v = dequantise((q, k, v), descales, extras)
+    out, lse = plan_for(q, k, v, extras, scalars).forward(q, k, v, extras)
+    return out.to(out_dtype), lse
+
+
+# The operator, for compiled and otherwise intercepted calls. Not differentiable.
+_N = len(Extras._fields)
+_EXTRAS = ", ".join(f"Tensor? {name}" for name in (*Extras._fields, *_NAMES))
+torch.library.define(
+    "flash_ext::fwd_float8",
+    f"(Tensor q, Tensor k, Tensor v, {_EXTRAS}, bool causal, float softmax_scale, SymInt window_left, "
+    "SymInt window_right, float softcap, float dropout_p, bool deterministic, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k, str path, ScalarType out_dtype) -> (Tensor out, Tensor lse)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl("flash_ext::fwd_float8", ("cpu", "cuda"))
+def _fwd_float8(q, k, v, *rest):
+    extras, descales = Extras(*rest[:_N]), rest[_N : _N + 3]
+    return _run(q, k, v, extras, descales, Scalars(*rest[_N + 3 : -1]), rest[-1])
+
+
+@torch.library.register_fake("flash_ext::fwd_float8")
+def _fwd_float8_fake(q, k, v, *rest):
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=rest[-1])
+    return out, q.new_empty(_lse_shape(q), dtype=torch.float32)

@@ -1,0 +1,161 @@
+"""float8 inputs: quantising, scales, results, and what a call says about them. Without a GPU they are converted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import flash_ext
+from flash_ext.float8 import _rotated
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+def make(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def back(x8: torch.Tensor, descale: torch.Tensor) -> torch.Tensor:
+    """What dense x8 stands for."""
+    return x8.float() * descale.repeat_interleave(x8.shape[2] // descale.shape[1], 1)[:, None, :, None]
+
+
+def test_quantised_numbers_come_back():
+    x = make(2, 33, 4, 32) * torch.tensor([1.0, 100.0, 1e-4, 3.0])[:, None]
+    x8, descale = flash_ext.quantize_fp8(x)
+    assert x8.dtype == FLOAT8 and x8.shape == x.shape and descale.shape == (2, 4) and descale.dtype == torch.float32
+    assert torch.equal(x8.float().abs().amax((1, 3)), torch.full((2, 4), 448.0))
+    largest = x.abs().amax((1, 3), keepdim=True)
+    assert ((back(x8, descale) - x).abs() <= 2**-4 * x.abs() + 2**-10 * largest / 448).all()
+
+
+def test_groups_of_heads_share_a_scale():
+    x = make(2, 9, 6, 32)
+    x8, descale = flash_ext.quantize_fp8(x, num_heads_kv=2)
+    assert descale.shape == (2, 2)
+    assert torch.allclose(descale, x.unflatten(2, (2, 3)).abs().amax((1, 3, 4)) / 448)
+    assert (back(x8, descale) - x).abs().max() < 0.07 * x.abs().max()
+
+
+def test_packed_sequences_have_scales_of_their_own():
+    x, cu = make(12, 2, 32), torch.tensor([0, 5, 5, 10], dtype=torch.int32)
+    x[5:10] *= 50
+    _, descale = flash_ext.quantize_fp8(x, cu_seqlens=cu)
+    assert torch.allclose(descale[0], x[:5].abs().amax((0, 2)) / 448)
+    assert torch.equal(descale[1], torch.ones(2))  # no rows
+    assert (descale[2] >= x[5:10].abs().amax((0, 2)) / 448).all()  # rows behind the last sequence count with it
+
+
+def test_zeros_and_no_rows():
+    for x in (torch.zeros(2, 3, 2, 32), torch.zeros(2, 0, 2, 32)):
+        x8, descale = flash_ext.quantize_fp8(x)
+        assert x8.shape == x.shape and torch.equal(descale, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 192, 256])
+def test_rotation_is_orthogonal(head_dim: int):
+    rotation = _rotated(torch.eye(head_dim))
+    assert torch.allclose(rotation @ rotation.T, torch.eye(head_dim), atol=1e-5)
+    assert rotation.abs().max() <= (head_dim & -head_dim) ** -0.5 + 1e-6
+
+
+def test_rotation_helps_against_outliers():
+    q, k = make(1, 64, 2, 64), make(1, 96, 2, 64)
+    for t in (q, k):
+        t[..., 3] *= 30  # one column with large entries, as models have
+    exact = torch.einsum("bqhd,bkhd->bhqk", q, k)
+    errors = []
+    for hadamard in (False, True):
+        parts = (back(*flash_ext.quantize_fp8(t, hadamard=hadamard)) for t in (q, k))
+        errors.append((torch.einsum("bqhd,bkhd->bhqk", *parts) - exact).pow(2).mean().sqrt().item())
+    assert errors[1] < errors[0]
+
+
+def test_quantize_fp8_refuses():
+    with pytest.raises(ValueError, match="x must be"):
+        flash_ext.quantize_fp8(make(3, 2, 32))
+    with pytest.raises(ValueError, match="num_heads_kv must divide"):
+        flash_ext.quantize_fp8(make(1, 3, 4, 32), num_heads_kv=3)
+
+
+def quantised(seqlen: int = 40) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    tensors, options = [], {}
+    for name, x in zip("qkv", make(3, 2, seqlen, 2, 32), strict=True):
+        x8, options[f"{name}_descale"] = flash_ext.quantize_fp8(x + 0.1, hadamard=name != "v")
+        tensors.append(x8)
+    return tensors, options
+
+
+def test_forward_is_attention_of_what_they_stand_for():
+    tensors, options = quantised()
+    parts = [back(t, scale) for t, scale in zip(tensors, options.values(), strict=True)]
+    exact, exact_lse = flash_ext.forward(*parts, return_lse=True)
+    for dtype in (None, torch.bfloat16, torch.float16):
+        out, lse = flash_ext.forward(*tensors, **options, out_dtype=dtype, return_lse=True)
+        assert out.dtype == (dtype or torch.bfloat16) and lse.dtype == torch.float32
+        assert (out.float() - exact).abs().max() < 0.05 and (lse - exact_lse).abs().max() < 0.02
+
+
+def test_scales_broadcast():
+    tensors, _ = quantised()
+    whole = flash_ext.forward(*tensors, v_descale=torch.full((2, 2), 0.5))
+    for scale in (torch.tensor(0.5), torch.tensor([0.5]), torch.full((2, 1), 0.5), torch.full((1, 2), 0.5)):
+        assert torch.equal(flash_ext.forward(*tensors, v_descale=scale), whole)
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [
+        (ValueError, "k_descale must be broadcastable", {"k_descale": torch.ones(3, 2)}),
+        (TypeError, "q_descale must be a float32", {"q_descale": torch.ones(2, 2).half()}),
+        (TypeError, "v_descale must be a float32", {"v_descale": 0.5}),
+        (TypeError, "out_dtype must be", {"out_dtype": torch.float32}),
+    ],
+)
+def test_options_are_checked(error: type, message: str, options: dict):
+    tensors, _ = quantised()
+    with pytest.raises(error, match=message):
+        flash_ext.forward(*tensors, **options)
+
+
+def test_options_are_for_float8_only():
+    x = make(1, 4, 2, 32)
+    with pytest.raises(ValueError, match="v_descale must be given with float8"):
+        flash_ext.forward(x, x, x, v_descale=torch.ones(1))
+    with pytest.raises(ValueError, match="out_dtype must be given with float8"):
+        flash_ext.forward(x, x, x, out_dtype=torch.float16)
+    with pytest.raises(TypeError, match="k must have q's dtype"):
+        flash_ext.forward(x.to(FLOAT8), x, x)
+
+
+def test_the_sinks_gradient_is_there():
+    tensors, options = quantised()
+    sinks = torch.zeros(2, requires_grad=True)
+    flash_ext.forward(*tensors, **options, sinks=sinks).sum().backward()
+    assert sinks.grad.abs().max() > 0
+
+
+def test_no_keys():
+    q, k = make(1, 5, 2, 32).to(FLOAT8), make(1, 0, 2, 32).to(FLOAT8)
+    out, lse = flash_ext.forward(q, k, k, return_lse=True)
+    assert out.dtype == torch.bfloat16 and not out.any() and (lse == -math.inf).all()
+
+
+def test_explain_says_that_they_are_converted():
+    tensors, options = quantised()
+    assert "converted to bfloat16" in str(flash_ext.explain(*tensors, **options))
+    with pytest.raises(ValueError, match="q_descale must be broadcastable"):
+        flash_ext.explain(*tensors, q_descale=torch.ones(5, 2))
+
+
+def test_compiled():
+    tensors, options = quantised()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def call(q, k, v, scale):
+        return flash_ext.forward(q, k, v, v_descale=scale)
+
+    scale = options["v_descale"]
+    assert torch.equal(call(*tensors, scale), flash_ext.forward(*tensors, v_descale=scale))
