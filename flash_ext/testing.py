@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -102,38 +103,70 @@ def failures(
     got: dict[str, Tensor], exact: dict[str, Tensor], plain: dict[str, Tensor], dtype: torch.dtype
 ) -> list[str]:
     """What breaks the rule, one line each. ``plain``: plain attention in ``dtype``."""
-    lines = []
+    lines, measured = [], {}
     for name, truth in exact.items():
         if got[name].shape != truth.shape:
             lines.append(f"{name}: shape {tuple(got[name].shape)}, should be {tuple(truth.shape)}")
+        elif name == "lse" and truth.numel():
+            measured[name] = _lse_error(got[name].double(), truth.double())
         elif truth.numel():
-            lines += _failures_of(name, got[name].double(), truth.double(), plain[name].double(), dtype)
+            measured[name] = _errors(got[name].double(), truth.double(), plain[name].double())
+    numbers = torch.stack(list(measured.values())).tolist() if measured else []  # waits for the device once
+    for name, row in zip(measured, numbers, strict=True):
+        errors = _Errors(*row)
+        if name == "lse":
+            lines += [f"lse: error {errors.worst:.3g} above 1e-4"] * (not errors.worst <= 1e-4)
+        elif errors.not_finite:
+            lines.append(f"{name}: {errors.not_finite:.0f} of {exact[name].numel()} are not finite")
+        else:
+            judge = _judge_fp32 if dtype == torch.float32 else _judge_16_bit
+            lines += [f"{name}: {what}" for what in judge(errors, exact[name].numel(), dtype)]
     return lines
 
 
-def _failures_of(name: str, x: Tensor, truth: Tensor, plain: Tensor, dtype: torch.dtype) -> list[str]:
-    if name == "lse":
-        same = x == truth  # -inf among them
-        error = torch.where(same, 0.0, (x - truth).abs() / truth.abs().clamp(min=1))
-        worst = error.nan_to_num(nan=math.inf).max().item()
-        return [] if worst <= 1e-4 else [f"lse: error {worst:.3g} above 1e-4"]
-    if not torch.isfinite(x).all():
-        return [f"{name}: {int((~torch.isfinite(x)).sum())} of {x.numel()} are not finite"]
+class _Errors(NamedTuple):
+    """Of one result; those of plain attention are allowed, or a multiple of them."""
+
+    not_finite: float
+    worst: float
+    mean: float
+    norm: float
+    allowed_worst: float
+    allowed_mean: float
+    allowed_norm: float
+    largest: float  # number of the truth
+    size: float  # its norm
+
+
+def _errors(x: Tensor, truth: Tensor, plain: Tensor) -> Tensor:
     error, allowed = (x - truth).abs(), (plain - truth).abs()
-    if dtype == torch.float32:
-        # Where the truth is what large numbers leave when they cancel, fp32 comes no closer than plain attention does.
-        rounding = 2 * allowed.norm().item() + 5e-7 * math.sqrt(x.numel())
-        worst, bound = error.norm().item(), max(1e-5 * truth.norm().item(), rounding)
-        return [] if worst <= bound else [f"{name}: error {worst:.3g} in norm above {bound:.3g}"]
+    of_both = [f(e) for e in (error, allowed) for f in (torch.max, torch.mean, torch.linalg.vector_norm)]
+    return torch.stack([(~torch.isfinite(x)).sum().double(), *of_both, truth.abs().max(), truth.norm()])
+
+
+def _lse_error(x: Tensor, truth: Tensor) -> Tensor:
+    same = x == truth  # -inf among them
+    error = torch.where(same, 0.0, (x - truth).abs() / truth.abs().clamp(min=1))
+    return torch.nn.functional.pad(error.nan_to_num(nan=math.inf).max()[None], (1, len(_Errors._fields) - 2))
+
+
+def _judge_fp32(errors: _Errors, count: int, dtype: torch.dtype) -> list[str]:
+    # Where the truth is what large numbers leave when they cancel, fp32 comes no closer than plain attention does.
+    rounding = 2 * errors.allowed_norm + 5e-7 * math.sqrt(count)
+    bound = max(1e-5 * errors.size, rounding)
+    return [] if errors.norm <= bound else [f"error {errors.norm:.3g} in norm above {bound:.3g}"]
+
+
+def _judge_16_bit(errors: _Errors, count: int, dtype: torch.dtype) -> list[str]:
     lines = []
     # The error of plain attention in one number may be small by luck: a handful may be off by a rounding of the largest.
-    luck = torch.finfo(dtype).eps * truth.abs().max().item() if x.numel() < _HANDFUL else 0.0
-    worst, bound = error.max().item(), 2 * allowed.max().item() + 1e-5 + luck
-    if worst > bound:
-        lines.append(f"{name}: error {worst:.3g} above {bound:.3g}, twice that of plain attention")
-    mean, bound = error.mean().item(), (1.35 if x.numel() >= _FEW else 2) * allowed.mean().item() + 1e-6 + luck
-    if mean > bound:
-        lines.append(f"{name}: mean error {mean:.3g} above {bound:.3g}, 1.35 times that of plain attention")
+    luck = torch.finfo(dtype).eps * errors.largest if count < _HANDFUL else 0.0
+    bound = 2 * errors.allowed_worst + 1e-5 + luck
+    if errors.worst > bound:
+        lines.append(f"error {errors.worst:.3g} above {bound:.3g}, twice that of plain attention")
+    bound = (1.35 if count >= _FEW else 2) * errors.allowed_mean + 1e-6 + luck
+    if errors.mean > bound:
+        lines.append(f"mean error {errors.mean:.3g} above {bound:.3g}, 1.35 times that of plain attention")
     return lines
 
 
