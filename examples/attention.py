@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.nn.functional as F
 from gpt import Attend
@@ -24,10 +26,17 @@ def standard_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """torch's, by its best kernel: cuDNN's or its own FlashAttention-2 on a GPU."""
+    """torch's; inside ``best_of_torch`` by its best kernel."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def best_of_torch(device: torch.device) -> AbstractContextManager:
+    """On a GPU cuDNN's kernel, or torch's own FlashAttention-2 where that does not run. For whole steps: entering costs
+    host time."""
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True)
 
 
 ATTENTION: dict[str, Attend] = {

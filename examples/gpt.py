@@ -34,8 +34,9 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, *self.heads)).unbind(-3)  # (batch, seqlen, num_heads, head_dim) each
-        out = self.attend(rotate(q, *rotary), rotate(k, *rotary), v)
+        qk, v = self.qkv(x).unflatten(-1, (3, *self.heads)).split((2, 1), dim=-3)  # (batch, seqlen, 2 | 1, *heads)
+        q, k = rotate(qk, *rotary).unbind(-3)  # (batch, seqlen, num_heads, head_dim) each
+        out = self.attend(q, k, v.squeeze(-3))
         return self.proj(out.flatten(-2))
 
 
@@ -72,10 +73,15 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (batch, seqlen) -> (batch, seqlen, vocabulary)
         x = self.embedding(tokens)
-        rotary = rotary_tables(tokens.shape[1], self.config.head_dim, tokens.device)
+        rotary = rotary_tables(tokens.shape[1], self.config.head_dim, tokens.device, self._dtype(x))
         for block in self.blocks:
             x = block(x, rotary)
         return self.head(self.norm(x))
+
+    def _dtype(self, x: Tensor) -> torch.dtype:
+        """Of the linear layers' results."""
+        device = x.device.type
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
     def loss(self, tokens: Tensor) -> Tensor:  # (batch, seqlen + 1)
         logits = self(tokens[:, :-1])
@@ -91,14 +97,14 @@ class GPT(nn.Module):
         return tokens
 
 
-def rotary_tables(seqlen: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin, (seqlen, 1, head_dim / 2) each."""
+def rotary_tables(seqlen: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos of every angle twice, and -sin and sin: (seqlen, 1, 1, head_dim) each."""
     frequency = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
-    angle = torch.arange(seqlen, device=device)[:, None, None] * frequency
-    return angle.cos(), angle.sin()
+    angle = torch.arange(seqlen, device=device)[:, None, None, None] * frequency
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+    """x (..., seqlen, 2, num_heads, head_dim), whose halves (a, b) become (a cos - b sin, b cos + a sin)."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)

@@ -20,8 +20,14 @@ class Run:
     held_out: float | None = None
 
 
-def largest_difference(runs: dict[str, Run]) -> float:
-    return max(abs(a - b) for a, b in zip(runs["flash_ext"].losses, runs["standard"].losses, strict=True))
+def differences(curves: dict[str, list[float]]) -> dict[str, float]:
+    """How far each loss curve gets from standard attention's."""
+    standard = curves["standard"]
+    return {
+        name: max(abs(a - b) for a, b in zip(losses, standard, strict=True))
+        for name, losses in curves.items()
+        if name != "standard"
+    }
 
 
 def describe_losses(runs: dict[str, Run]) -> str:
@@ -31,7 +37,9 @@ def describe_losses(runs: dict[str, Run]) -> str:
         losses = f"training loss {run.losses[-1]:.4f}, held-out loss {run.held_out:.4f} nats per byte"
         lines.append(f"{name:9}  {losses}, {run.seconds * 1e3:.1f} ms a step{memory}")
     steps = len(runs["flash_ext"].losses)
-    return "\n".join([*lines, f"The loss curves differ by at most {largest_difference(runs):.2g} over {steps} steps."])
+    apart = differences({name: run.losses for name, run in runs.items()})
+    apart = ", ".join(f"{name}'s by {value:.2g}" for name, value in apart.items())
+    return "\n".join([*lines, f"Over {steps} steps the loss curves differ from standard attention's at most: {apart}."])
 
 
 def describe_context(context: int, runs: dict[str, Run], names: list[str]) -> str:
@@ -47,14 +55,14 @@ def loss_rows(setup, runs: dict[str, Run]) -> list[dict]:
     shape = shape_of(setup, setup.batch, setup.context)
     curves = {
         "loss": {name: [round(loss, 5) for loss in run.losses] for name, run in runs.items()},
-        "loss_difference": largest_difference(runs),
+        "loss_difference": differences({name: run.losses for name, run in runs.items()}),
         "held_out": {name: run.held_out for name, run in runs.items()},
     }
     return rows_of(shape, "loss", runs, curves)
 
 
 def context_rows(setup, context: int, runs: dict[str, Run]) -> list[dict]:
-    return rows_of(shape_of(setup, 1, context), "context", runs, {})
+    return rows_of(shape_of(setup, setup.batch_at(context), context), "context", runs, {})
 
 
 def rows_of(shape: dict, case: str, runs: dict[str, Run], more: dict) -> list[dict]:

@@ -1,5 +1,7 @@
 """What csrc/binding.cpp exports. Python has checked every argument before it comes here."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 class Options:
@@ -44,8 +46,46 @@ def signature(
     sinks: Tensor | None,
 ) -> bytes: ...
 
+# call.Extras
+_Extras = Sequence[Tensor | None]
+
+class Kernels:
+    """What serves a call: rows of the table, -1 for tensors in host memory, and the options that are no tensors.
+    Allocates results and workspace."""
+
+    fwd_row: int
+    bwd_row: int
+    dbias_row: int
+    options: Options
+    # out, lse
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: _Extras) -> tuple[Tensor, Tensor]: ...
+    # out, lse, with gradients of q, k and v recorded
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, extras: _Extras) -> tuple[Tensor, Tensor]: ...
+    # dq, dk, dv, delta; adds to dbias (fp32) if it is given
+    def backward(
+        self,
+        dout: Tensor | None,
+        dlse: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        extras: _Extras,
+        dbias: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
 # out and lse, not initialised.
 def empty_results(q: Tensor, head_dim_v: int) -> tuple[Tensor, Tensor]: ...
+
+# Fills what C++ allocates from now on with a number (bytes with 255); None: nothing.
+def poison(value: float | None) -> None: ...
+
+# Whether the last dimension is contiguous.
+def has_rows(t: Tensor) -> bool: ...
+
+# Whether the Hopper copy engine takes it: base and strides in multiples of 16 bytes, no row expanded.
+def is_aligned(t: Tensor) -> bool: ...
 
 # One row of the table on a CUDA stream; asynchronous.
 def fwd(row: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options, stream: int) -> None: ...
@@ -69,22 +109,3 @@ def bwd(
 ) -> None: ...
 def fwd_workspace(row: int, q: Tensor, k: Tensor, v: Tensor, options: Options) -> int: ...
 def bwd_workspace(row: int, q: Tensor, k: Tensor, v: Tensor, options: Options) -> int: ...
-
-# The CPU path.
-def fwd_cpu(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: Options, threads: int) -> None: ...
-def bwd_cpu(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    dout: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    delta: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    dbias: Tensor | None,
-    options: Options,
-    threads: int,
-) -> None: ...

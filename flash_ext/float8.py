@@ -159,9 +159,9 @@ class Float8Plan(Plan):
             return self._without_keys(out, lse, extras)
         if self.fwd_copies:
             q, k, v = _copied((q, k, v), self.fwd_copies)
-        options = self._options_of(extras, share=False)
+        options = self._options_of(extras)
         options.q_descale, options.k_descale, options.v_descale = descales
-        row = self.fwd_row
+        row = self.fwd_kernels.fwd_row
         size = _C.fwd_workspace(row, q, k, v, options)
         options.workspace = empty(size, dtype=torch.uint8, device=self.device)
         _C.fwd(row, q, k, v, out, lse, options, _stream(self.device_index))

@@ -16,7 +16,7 @@ from .call import canonical, check_call, is_float8
 from .dispatch import Choice
 from .float8 import Float8Options, Float8Plan, expand_descales
 from .float8 import attend as attend_float8
-from .ops import _C, NO_EXTRAS, Plan, attend, autocast_dtype, cast_for_autocast, current_path, remember
+from .ops import _C, NO_EXTRAS, Plan, autocast_dtype, cast_for_autocast, current_path, remember
 
 _plans: dict[tuple, Plan] = {}  # calls that were checked before
 
@@ -79,7 +79,9 @@ def forward(
     sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.
     """
     extras = (None, None, None, alibi_slopes, attn_bias, sinks)
-    float8 = _float8_options(q_descale, k_descale, v_descale, out_dtype)
+    float8 = None
+    if not (q_descale is k_descale is v_descale is out_dtype is None):
+        float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
     out, lse = _attend(
         q, k, v, extras, float8, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0
     )
@@ -164,7 +166,9 @@ def flash_attn_varlen_func(
     extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
     if cu_seqlens_q is None or cu_seqlens_k is None:
         raise TypeError("cu_seqlens_q and cu_seqlens_k must be int32 tensors, got None; use forward for dense batches")
-    float8 = _float8_options(q_descale, k_descale, v_descale, out_dtype)
+    float8 = None
+    if not (q_descale is k_descale is v_descale is out_dtype is None):
+        float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
     scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
     out, lse = _attend(q, k, v, extras, float8, *scalars)
     if return_attn_probs:
@@ -358,10 +362,6 @@ def explain(
     return Explanation(plan.fwd, backward, tuple(notes))
 
 
-def _float8_options(*values) -> Float8Options | None:
-    return None if all(value is None for value in values) else Float8Options(*values)
-
-
 # ---- one way for every call ------------------------------------------------------------------------------------------
 
 
@@ -387,15 +387,16 @@ def _attend(
         plan = Plan(q, k, v, *check_call(q, k, v, extras, *scalars))
         remember(_plans, (signature, scalars), plan)
     extras = canonical(q, extras, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
-    if signature[-1]:
-        return attend(plan, q, k, v, *(extras if plan.has_extras else ()))
-    return plan.forward(q, k, v, extras)
+    return plan.attend(q, k, v, extras) if signature[-1] else plan.run(q, k, v, extras)
 
 
 def _attend_slowly(q, k, v, extras, float8, scalars) -> tuple[Tensor, Tensor]:
     """Through the dispatcher: compiled, traced, autocast and float8 calls, subclasses of tensors, modes, transforms."""
     if isinstance(q, Tensor):
+        given = (q, k, v)
         q, k, v = cast_for_autocast(autocast_dtype(q.device.type), q, k, v)
+        if any(a is not b for a, b in zip(given, (q, k, v), strict=True)) and not torch.compiler.is_compiling():
+            return _attend(q, k, v, extras, float8, *scalars[:-1])  # now that autocast leaves them alone
     if is_float8(q, k, v):
         return attend_float8(q, k, v, extras, float8, scalars)
     if float8 is not None and isinstance(q, Tensor):

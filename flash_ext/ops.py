@@ -1,9 +1,10 @@
 """The torch operators ``flash_ext::fwd`` and ``flash_ext::bwd``, and how a call reaches a kernel.
 
 A ``Plan`` is everything about a call that its tensors' contents cannot change: path, kernel row, shapes of the
-results. Plans are cached by signature, so that a repeated eager call costs one lookup, two allocations and the launch.
-Eager calls use ``Attention`` (a plain autograd function, the shortest way); compiled, traced and otherwise intercepted
-calls go through the operators. Both end in ``Plan.forward`` and ``Plan.backward``.
+results. Plans are cached by signature, so that a repeated eager call costs one lookup and one step into C++
+(``_C.Kernels``), which allocates, launches, and records the gradient. What C++ cannot do alone (gradients of bias and
+sinks, copies of odd strides, the reference path) goes through ``Attention``, a Python autograd function; compiled,
+traced and otherwise intercepted calls go through the operators. All end in ``_C.Kernels`` or ``reference``.
 
 Arguments arrive here checked and in canonical form (see ``interface``); the operators are not a public interface.
 """
@@ -14,10 +15,10 @@ import math
 import os
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import torch
-from torch import Tensor, empty
+from torch import Tensor
 
 from . import jit, reference
 from .call import DTYPES, FLOAT8, Extras, Scalars, check_lengths
@@ -83,21 +84,6 @@ def _capability(device_index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device_index)
 
 
-def _is_aligned(t: Tensor) -> bool:
-    """What the Hopper copy engine takes: base and strides in multiples of 16 bytes, rows that are not one row expanded.
-
-    Strides of size-1 dimensions mean nothing.
-    """
-    if t.shape[-3] > 1 and t.stride(-3) == 0:
-        return False
-    steps = [stride for size, stride in zip(t.shape[:-1], t.stride()[:-1], strict=True) if size > 1]
-    return t.data_ptr() % 16 == 0 and all(step * t.element_size() % 16 == 0 for step in steps)
-
-
-def _has_rows(t: Tensor) -> bool:
-    return t.stride(-1) == 1 or t.shape[-1] == 1
-
-
 class Plan:
     """Everything about a call that its tensors' contents cannot change."""
 
@@ -105,6 +91,7 @@ class Plan:
         s = self.scalars = scalars
         self.packed = extras.cu_seqlens_q is not None
         self.checks_lengths = self.packed and (not q.is_cuda or os.environ.get("FLASH_EXT_CHECK_LENGTHS") == "1")
+        self.has_bias, self.has_sinks = extras.attn_bias is not None, extras.sinks is not None
         self.has_extras = s.dropout_p != 0 or any(extra is not None for extra in extras)
         seqlen_q = s.max_seqlen_q if self.packed else q.shape[1]
         seqlen_k = s.max_seqlen_k if self.packed else k.shape[1]
@@ -130,9 +117,10 @@ class Plan:
             fits,
             _capability(self.device_index) if q.is_cuda else None,
         )
-        self.scattered = tuple(not _has_rows(t) for t in (q, k, v))
-        self.misaligned = tuple(not _is_aligned(t) for t in (q, k, v))
-        self.options = self._options()
+        self.scattered = tuple(not _C.has_rows(t) for t in (q, k, v))
+        self.misaligned = tuple(not _C.is_aligned(t) for t in (q, k, v))
+        self.kernels = _C.Kernels()
+        self.kernels.options = self._options()
 
     def _choose(self, pass_: Pass, path: str) -> Choice:
         call = self.call._replace(pass_=pass_)
@@ -151,20 +139,44 @@ class Plan:
         return self._choose(Pass.DBIAS, "")  # whatever the path of dq, dk and dv: it needs only delta
 
     def _row(self, choice: Choice) -> int:
-        jit.prepare(choice.row, self.device_index)  # compiles what this build lacks
+        if choice.row >= 0:
+            jit.prepare(choice.row, self.device_index)  # compiles what this build lacks
         return choice.row
 
     @cached_property
-    def fwd_row(self) -> int:
-        return self._row(self.fwd)
+    def fwd_kernels(self) -> _C.Kernels:
+        self.kernels.fwd_row = self._row(self.fwd)
+        return self.kernels
 
     @cached_property
-    def bwd_row(self) -> int:
-        return self._row(self.bwd)
+    def bwd_kernels(self) -> _C.Kernels:
+        self.kernels.bwd_row = self._row(self.bwd)
+        return self.kernels
 
     @cached_property
-    def dbias_row(self) -> int:
-        return self._row(self.dbias)
+    def dbias_kernels(self) -> _C.Kernels:
+        self.kernels.dbias_row = self._row(self.dbias)
+        return self.bwd_kernels
+
+    def _in_one_step(self, choice: Choice, copies: tuple[bool, ...]) -> bool:
+        """Whether C++ needs no help."""
+        plain = not (self.checks_lengths or self.no_queries or self.no_keys)
+        return plain and choice.path != "reference" and not copies
+
+    @cached_property
+    def run(self):
+        """(q, k, v, extras) -> (out, lse), recording no gradient."""
+        return self.fwd_kernels.forward if self._in_one_step(self.fwd, self.fwd_copies) else self.forward
+
+    @cached_property
+    def attend(self):
+        """(q, k, v, extras) -> (out, lse), recording the gradient. A path that cannot go backward says so now."""
+        copies = self.bwd_copies or self.fwd_copies
+        alone = self._in_one_step(self.fwd, copies) and self._in_one_step(self.bwd, copies)
+        if alone and not self.has_bias and not self.has_sinks:
+            self.bwd_kernels  # noqa: B018
+            return self.fwd_kernels.attend
+        return partial(_attend, self)
 
     def _copies(self, choice: Choice) -> tuple[bool, ...]:
         """Which of q, k and v this choice needs as copies; () for none."""
@@ -198,9 +210,7 @@ class Plan:
         options.deterministic = s.deterministic
         return options
 
-    def _options_of(self, extras: Extras, share: bool = True) -> _C.Options:
-        if not self.has_extras and share:
-            return self.options
+    def _options_of(self, extras: Extras) -> _C.Options:
         options = self._options()
         for name, tensor in zip(Extras._fields, extras, strict=True):
             if tensor is not None:
@@ -210,19 +220,13 @@ class Plan:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         if self.checks_lengths:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
-        out, lse = _C.empty_results(q, self.head_dim_v)
         if self.no_queries or self.no_keys:
-            return self._without_keys(out, lse, extras)
+            return self._without_keys(*_C.empty_results(q, self.head_dim_v), extras)
+        if self.fwd.path == "reference":
+            return self._reference(q, k, v, extras)
         if self.fwd_copies:
             q, k, v = _copied((q, k, v), self.fwd_copies)
-        path = self.fwd.path
-        if path == "cpu":
-            _C.fwd_cpu(q, k, v, out, lse, self._options_of(extras), torch.get_num_threads())
-        elif path == "reference":
-            self._reference(q, k, v, extras, out, lse)
-        else:
-            _C.fwd(self.fwd_row, q, k, v, out, lse, self._options_of(extras), _stream(self.device_index))
-        return out, lse
+        return self.fwd_kernels.forward(q, k, v, extras)
 
     def _without_keys(self, out: Tensor, lse: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         lse.fill_(-math.inf)
@@ -244,12 +248,10 @@ class Plan:
         want_dsinks: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """dq, dk, dv, dbias, dsinks; the last two None where not wanted."""
-        dq, dk, dv = (empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
         bias, sinks = extras.attn_bias, extras.sinks
         dbias = torch.zeros(bias.shape, dtype=torch.float32, device=self.device) if want_dbias else None
         if self.no_queries or self.no_keys:
-            for grad in (dq, dk, dv):
-                grad.zero_()
+            dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
             dsinks = None
             if want_dsinks:  # lse is the sink itself
                 rows = (0, 2) if dlse is not None and dlse.dim() == 3 else 1
@@ -258,38 +260,22 @@ class Plan:
         if self.bwd.path == "reference":
             return self._reference_backward(dout, dlse, q, k, v, extras, want_dbias, want_dsinks)
 
-        dout = torch.zeros_like(out) if dout is None else dout
-        if not (_has_rows(dout) and _is_aligned(dout)):
-            dout = _copy(dout)
-        if dlse is not None:
-            dlse = dlse.contiguous()
         if self.bwd_copies:
             q, k, v = _copied((q, k, v), self.bwd_copies)
-        delta = empty(lse.shape, dtype=torch.float32, device=self.device)
-        options = self._options_of(extras)
-        tensors = (q, k, v, out, dout, lse, dlse, delta, dq, dk, dv)
-        if self.bwd.path == "cpu":
-            _C.bwd_cpu(*tensors, dbias, options, torch.get_num_threads())
-        else:
-            self._launch_backward(self.bwd_row, tensors, None, options)
-            if want_dbias:
-                self._launch_backward(self.dbias_row, tensors, dbias, options)
+        kernels = self.dbias_kernels if want_dbias else self.bwd_kernels
+        dq, dk, dv, delta = kernels.backward(dout, dlse, q, k, v, out, lse, extras, dbias)
         dsinks = _dsinks(sinks, lse, delta, extras.cu_seqlens_q) if want_dsinks else None
         return dq, dk, dv, dbias if dbias is None else dbias.to(bias.dtype), dsinks
 
-    def _launch_backward(self, row: int, tensors: tuple, dbias: Tensor | None, options: _C.Options) -> None:
-        size = _C.bwd_workspace(row, *tensors[:3], options)
-        workspace = empty(size, dtype=torch.uint8, device=self.device) if size else None
-        _C.bwd(row, *tensors, dbias, workspace, options, _stream(self.device_index))
-
-    def _reference(self, q, k, v, extras: Extras, out: Tensor, lse: Tensor) -> None:
-        """In float32 at least, whatever the dtype."""
-        out_, lse_ = reference.attention(*(_wide(t) for t in (q, k, v)), **self._reference_options(extras))
-        out.copy_(out_)
-        lse.copy_(lse_)
+    def _reference(self, q, k, v, extras: Extras) -> tuple[Tensor, Tensor]:
+        """In float32 at least, whatever the dtype and autocast."""
+        with torch.autocast(self.device.type, enabled=False):
+            out, lse = reference.attention(*(_wide(t) for t in (q, k, v)), **self._reference_options(extras))
+        results = _C.empty_results(q, self.head_dim_v)
+        return results[0].copy_(out), results[1].copy_(lse)
 
     def _reference_backward(self, dout, dlse, q, k, v, extras: Extras, want_dbias: bool, want_dsinks: bool):
-        with _autograd_on():
+        with _autograd_on(), torch.autocast(self.device.type, enabled=False):
             wide = [_wide(t.detach()).requires_grad_() for t in (q, k, v)]
             bias, sinks = extras.attn_bias, extras.sinks
             bias = _wide(bias.detach()).requires_grad_() if want_dbias else bias
@@ -374,12 +360,11 @@ def remember(plans: dict, key: tuple, plan: Plan) -> None:
 
 
 class Attention(torch.autograd.Function):
-    """The eager way: attend(plan, q, k, v, *extras) -> (out, lse); no extras at all where they are all None."""
+    """Eager calls that C++ does not serve alone: (plan, q, k, v, *extras) -> (out, lse)."""
 
     @staticmethod
     def forward(ctx, plan: Plan, q: Tensor, k: Tensor, v: Tensor, *extras: Tensor | None):
-        plan.bwd  # noqa: B018  a path that cannot go backward says so now
-        out, lse = plan.forward(q, k, v, Extras._make(extras) if extras else NO_EXTRAS)
+        out, lse = plan.forward(q, k, v, Extras._make(extras))
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(q, k, v, out, lse, *extras)
@@ -391,19 +376,19 @@ class Attention(torch.autograd.Function):
         if dout is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
         q, k, v, out, lse, *extras = ctx.saved_tensors
-        need_bias, need_sinks = need_extras[4:6] if extras else (False, False)
+        need_bias, need_sinks = need_extras[4:6]
         with torch.no_grad():
             dq, dk, dv, dbias, dsinks = ctx.plan.backward(
                 dout, dlse, q, k, v, out, lse, Extras(*extras), need_bias, need_sinks
             )
         grads = (None, dq if need_q else None, dk if need_k else None, dv if need_v else None)
-        grads = (*grads, None, None, None, None, dbias, dsinks, None) if extras else grads
+        grads = (*grads, None, None, None, None, dbias, dsinks, None)
         return _once_only(grads) if torch.is_grad_enabled() else grads
 
 
-# Function.apply without its look for functorch's transforms, which in some versions of torch takes as long as a launch.
-# Calls inside a transform never come here: their signature is empty.
-attend = super(torch.autograd.Function, Attention).apply
+def _attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
+    return Attention.apply(plan, q, k, v, *extras)
+
 
 _TWICE = (
     "attention cannot be differentiated twice: its gradients were made with create_graph=True and then used in a loss"

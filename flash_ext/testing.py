@@ -195,19 +195,11 @@ def poison(value: float = math.nan) -> Iterator[None]:
     """Fill what flash_ext allocates in this context with ``value`` (bytes with 0xFF), so that unwritten memory
     shows."""
 
-    def poisoned(*size, **options):
-        t = torch.empty(*size, **options)
-        return t.fill_(255 if t.dtype == torch.uint8 else value)
-
-    def poisoned_results(*args):
-        return tuple(t.fill_(value) for t in empty_results(*args))
-
-    empty_results = ops._C.empty_results
-    ops.empty, ops._C.empty_results, before = poisoned, poisoned_results, ops.empty
+    ops._C.poison(value)
     try:
         yield
     finally:
-        ops.empty, ops._C.empty_results = before, empty_results
+        ops._C.poison(None)
 
 
 def available_paths() -> list[str]:

@@ -304,13 +304,18 @@ def test_signature_tells_calls_apart():
 
 
 def test_deterministic_follows_torch():
-    q = make()
+    def last_plan() -> ops.Plan:
+        flash_ext.forward(q, q, q)
+        return list(flash_ext.interface._plans.values())[-1]
+
+    q = make(1, 3, 4, 8)
+    flash_ext.interface._plans.clear()
     torch.use_deterministic_algorithms(True)
     try:
-        assert flash_ext.forward(q, q, q).grad_fn.plan.scalars.deterministic
+        assert last_plan().scalars.deterministic and last_plan().kernels.options.deterministic
     finally:
         torch.use_deterministic_algorithms(False)
-    assert not flash_ext.forward(q, q, q).grad_fn.plan.scalars.deterministic
+    assert not last_plan().scalars.deterministic and not last_plan().kernels.options.deterministic
 
 
 def test_sinks_gradient_ignores_rows_of_no_segment():
@@ -324,9 +329,9 @@ def test_sinks_gradient_ignores_rows_of_no_segment():
 
 def test_alignment_for_the_hopper_copy_engine():
     aligned = torch.empty(2, 8, 4, 16, dtype=torch.bfloat16)
-    assert ops._is_aligned(aligned)
-    assert ops._is_aligned(aligned[:, :, :1].expand(2, 8, 4, 16))  # expanded heads
-    assert not ops._is_aligned(aligned[:, :1].expand(2, 8, 4, 16))  # one row expanded
-    assert ops._is_aligned(aligned[:, :1])  # the stride of a single row means nothing
-    assert not ops._is_aligned(aligned.flatten()[1:513].view(2, 8, 2, 16))  # base
-    assert not ops._is_aligned(torch.empty(8, 4, 20, dtype=torch.bfloat16)[..., :16])  # packed, rows of 40 bytes
+    assert ops._C.is_aligned(aligned)
+    assert ops._C.is_aligned(aligned[:, :, :1].expand(2, 8, 4, 16))  # expanded heads
+    assert not ops._C.is_aligned(aligned[:, :1].expand(2, 8, 4, 16))  # one row expanded
+    assert ops._C.is_aligned(aligned[:, :1])  # the stride of a single row means nothing
+    assert not ops._C.is_aligned(aligned.flatten()[1:513].view(2, 8, 2, 16))  # base
+    assert not ops._C.is_aligned(torch.empty(8, 4, 20, dtype=torch.bfloat16)[..., :16])  # packed, rows of 40 bytes

@@ -1,0 +1,184 @@
+// A call in one step: what Python found out about it once, results and workspace allocated here, and a backward pass
+// that needs neither Python nor its lock. Part of binding.cpp.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "binding_params.h"
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Extras = std::vector<MaybeTensor>;  // the seven, in the order of the Python class
+
+// Tests fill new memory with this, so that what no kernel writes shows.
+std::optional<double> poison;
+
+Tensor empty(at::IntArrayRef shape, const at::TensorOptions& options) {
+  Tensor t = at::empty(shape, options);
+  if (poison) t.fill_(t.scalar_type() == at::kByte ? 255. : *poison);
+  return t;
+}
+
+Tensor bytes(int64_t size, const Tensor& like) { return empty({size}, like.options().dtype(at::kByte)); }
+
+// out and lse, not initialised.
+std::pair<Tensor, Tensor> empty_results(const Tensor& q, int64_t head_dim_v) {
+  const auto s = q.sizes();
+  const auto stats = q.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  if (q.dim() == 4) return {empty({s[0], s[1], s[2], head_dim_v}, q.options()), empty({s[0], s[2], s[1]}, stats)};
+  return {empty({s[0], s[1], head_dim_v}, q.options()), empty({s[1], s[0]}, stats)};
+}
+
+bool has_rows(const Tensor& t) { return t.stride(-1) == 1 || t.size(-1) == 1; }
+
+// What the Hopper copy engine takes: base and strides in multiples of 16 bytes, rows that are not one row expanded.
+// Strides of size-1 dimensions mean nothing.
+bool is_aligned(const Tensor& t) {
+  if (t.size(-3) > 1 && t.stride(-3) == 0) return false;
+  if (reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16 != 0) return false;
+  for (int64_t dim = 0; dim < t.dim() - 1; dim++)
+    if (t.size(dim) > 1 && t.stride(dim) * t.element_size() % 16 != 0) return false;
+  return true;
+}
+
+flash::Stream current_stream(const Tensor& t) {
+  const c10::impl::VirtualGuardImpl device(t.device().type());
+  return static_cast<flash::Stream>(device.getStreamNativeHandle(device.getStream(t.device())));
+}
+
+// Gradients and delta, as a backward pass allocates them.
+struct Grads {
+  Tensor dq, dk, dv, delta;
+};
+
+class Kernels : public torch::CustomClassHolder {
+ public:
+  // Rows of the table; -1 for tensors in host memory.
+  int64_t fwd_row = -1, bwd_row = -1, dbias_row = -1;
+  Options options;  // without tensors
+
+  std::pair<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) const {
+    auto [out, lse] = empty_results(q, v.size(-1));
+    FwdParams p = fwd_params(q, k, v, out, lse, with(extras));
+    if (q.is_cpu()) {
+      flash::fwd_cpu(p, at::get_num_threads());
+      return {out, lse};
+    }
+    Tensor workspace;
+    if (const int64_t size = flash::fwd_workspace(int(fwd_row), p)) {
+      workspace = bytes(size, q);
+      p.workspace = workspace.data_ptr();
+    }
+    flash::fwd(int(fwd_row), p, current_stream(q));
+    return {out, lse};
+  }
+
+  // dout and dlse may be undefined, dbias missing: zeros, to which the gradient of the bias is added, in float32.
+  Grads backward(Tensor dout, Tensor dlse, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                 const Tensor& lse, const Extras& extras, const MaybeTensor& dbias) const {
+    if (!dout.defined()) dout = at::zeros_like(out);
+    if (!has_rows(dout) || (copy_engine() && !is_aligned(dout))) dout = dout.clone(at::MemoryFormat::Contiguous);
+    if (dlse.defined()) dlse = dlse.contiguous();
+    Grads g{empty(q.sizes(), q.options()), empty(k.sizes(), k.options()), empty(v.sizes(), v.options()),
+            empty(lse.sizes(), lse.options())};
+    const MaybeTensor maybe_dlse = dlse.defined() ? MaybeTensor(dlse) : std::nullopt;
+    BwdParams p = bwd_params(q, k, v, out, dout, lse, maybe_dlse, g.delta, g.dq, g.dk, g.dv,
+                             q.is_cpu() ? dbias : std::nullopt, std::nullopt, with(extras));
+    if (q.is_cpu()) {
+      flash::bwd_cpu(p, at::get_num_threads());
+      return g;
+    }
+    launch_bwd(int(bwd_row), p, q);
+    if (dbias) {
+      p.dbias = bias(*dbias);
+      launch_bwd(int(dbias_row), p, q);
+    }
+    return g;
+  }
+
+ private:
+  bool copy_engine() const { return bwd_row >= 0 && flash::kInstances[bwd_row].arch == flash::Arch::kSm90; }
+
+  Options with(const Extras& extras) const {
+    Options o = options;
+    MaybeTensor* const fields[] = {&o.cu_seqlens_q, &o.cu_seqlens_k, &o.seqused_k, &o.alibi_slopes,
+                                   &o.attn_bias,    &o.sinks,        &o.rng_state};
+    for (size_t i = 0; i < extras.size(); i++) *fields[i] = extras[i];
+    return o;
+  }
+
+  static void launch_bwd(int row, BwdParams p, const Tensor& q) {
+    Tensor workspace;
+    if (const int64_t size = flash::bwd_workspace(row, p)) {
+      workspace = bytes(size, q);
+      p.workspace = workspace.data_ptr();
+    }
+    flash::bwd(row, p, current_stream(q));
+  }
+};
+
+// The autograd node of a call whose extras take no gradients.
+class Attention : public torch::autograd::Function<Attention> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Kernels>& kernels, const Tensor& q,
+                               const Tensor& k, const Tensor& v, const Extras& extras) {
+    auto [out, lse] = kernels->forward(q, k, v, extras);
+    variable_list saved{q, k, v, out, lse};
+    for (const MaybeTensor& t : extras) saved.push_back(t.value_or(Tensor()));
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["kernels"] = c10::IValue::make_capsule(kernels);
+    ctx->set_materialize_grads(false);
+    return {out, lse};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    variable_list results(5);  // of forward's arguments
+    if (!grads[0].defined() && !grads[1].defined()) return results;
+    const variable_list saved = ctx->get_saved_variables();
+    const auto kernels = c10::static_intrusive_pointer_cast<Kernels>(ctx->saved_data["kernels"].toCapsule());
+    Extras extras;
+    for (size_t i = 5; i < saved.size(); i++)
+      extras.push_back(saved[i].defined() ? MaybeTensor(saved[i]) : std::nullopt);
+    const bool twice = c10::GradMode::is_enabled();
+    {
+      const c10::AutoGradMode no_grad(false);
+      const Grads g =
+          kernels->backward(grads[0], grads[1], saved[0], saved[1], saved[2], saved[3], saved[4], extras, std::nullopt);
+      const Tensor all[] = {g.dq, g.dk, g.dv};
+      for (int i = 0; i < 3; i++)
+        if (ctx->needs_input_grad(i)) results[i + 1] = all[i];
+    }
+    return twice ? once_only(std::move(results)) : results;
+  }
+
+ private:
+  // The same gradients, of which no further gradient can be taken: an error instead of silent zeros.
+  static variable_list once_only(variable_list grads) {
+    for (Tensor& g : grads)
+      if (g.defined()) g.requires_grad_();
+    torch::autograd::DelayedError refuse(
+        "attention cannot be differentiated twice: its gradients were made with create_graph=True and then used in a "
+        "loss",
+        int64_t(grads.size()));
+    return refuse(std::move(grads));
+  }
+};
+
+std::pair<Tensor, Tensor> attend(const c10::intrusive_ptr<Kernels>& kernels, const Tensor& q, const Tensor& k,
+                                 const Tensor& v, const Extras& extras) {
+  const variable_list results = Attention::apply(kernels, q, k, v, extras);
+  return {results[0], results[1]};
+}
+
+}  // namespace
