@@ -286,7 +286,8 @@ class Plan:
         outputs = [r for r, g in zip(results, grads, strict=True) if g is not None]
         inputs = wide + [bias] * want_dbias + [sinks] * want_dsinks
         grads = [g for g in grads if g is not None]
-        grads = torch.autograd.grad(outputs, inputs, grads, allow_unused=True, materialize_grads=True)
+        with torch.autocast(self.device.type, enabled=False):
+            grads = torch.autograd.grad(outputs, inputs, grads, allow_unused=True, materialize_grads=True)
         dq, dk, dv = (g.to(t.dtype).contiguous() for g, t in zip(grads[:3], (q, k, v), strict=True))
         dbias = grads[3].to(extras.attn_bias.dtype) if want_dbias else None
         return dq, dk, dv, dbias, grads[-1] if want_dsinks else None

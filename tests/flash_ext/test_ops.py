@@ -7,6 +7,7 @@ import functools
 import gc
 import math
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -186,6 +187,82 @@ def test_autocast():
         pytest.raises(TypeError, match="dtype"),
     ):
         flash_ext.forward(q, k, v)
+
+
+def test_autocast_that_converts_nothing_takes_the_short_way(monkeypatch):
+    q = make(dtype=torch.bfloat16)
+    monkeypatch.setattr(flash_ext.interface, "_attend_slowly", lambda *_: pytest.fail("through the dispatcher"))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = flash_ext.forward(q, q, q)
+    assert torch.equal(out, flash_ext.forward(q, q, q))
+
+
+def test_the_reference_path_ignores_autocast():
+    q = make(dtype=torch.bfloat16)
+    with flash_ext.use_path("reference"):
+        expected = flash_ext.forward(q, q, q)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = flash_ext.forward(q, q, q)
+            (grad,) = torch.autograd.grad(got.sum(), q)
+        assert torch.equal(got, expected) and torch.equal(grad, torch.autograd.grad(expected.sum(), q)[0])
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "kv"])
+def test_only_some_gradients(wanted):
+    tensors = {name: make(2, 9, 4, 16) for name in "qkv"}
+    everything = gradients(flash_ext.forward(**tensors), tuple(tensors.values()))
+    some = {name: t.detach().requires_grad_(name in wanted) for name, t in tensors.items()}
+    got = gradients(flash_ext.forward(**some), [some[name] for name in wanted])
+    expected = [everything["qkv".index(name)] for name in wanted]
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_saved_tensors_pass_hooks_and_are_guarded():
+    """What a backward pass needs may be moved elsewhere meanwhile, and must not be changed."""
+    q, k = make(), make()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t.clone(), lambda t: t):
+        out = flash_ext.forward(q * 1, k, k)
+    assert len(kept) == 5  # q, k, v, out, lse
+    assert torch.equal(gradients(out, [k])[0], gradients(flash_ext.forward(q, k, k), [k])[0])
+    changed = q * 1
+    out = flash_ext.forward(changed, k, k)
+    changed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(out, [k])
+    out = flash_ext.forward(q, k, k)
+    gradients(out, [k])
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients(out, [k])
+
+
+@pytest.mark.parametrize("layout", ["expanded", "heads_first", "odd", "scattered"])
+def test_gradients_of_any_strides(layout):
+    q = make(2, 9, 4, 16)
+    dout = {
+        "expanded": lambda: torch.randn(1, 1, 1, 1).expand(2, 9, 4, 16),
+        "heads_first": lambda: torch.randn(2, 4, 9, 16).transpose(1, 2),
+        "odd": lambda: torch.randn(2, 9, 4, 17)[..., 1:],
+        "scattered": lambda: torch.randn(2, 16, 4, 9).transpose(1, 3),
+    }[layout]()
+    out, lse = flash_ext.forward(q, q, q, return_lse=True)
+    dlse = torch.randn(2, 9, 4).transpose(1, 2)
+    got, expected = (
+        torch.autograd.grad((out, lse), q, grads, retain_graph=True)[0]
+        for grads in ((dout, dlse), (dout.contiguous(), dlse.contiguous()))
+    )
+    assert torch.equal(got, expected)
+
+
+def test_backward_from_another_thread():
+    """The engine runs a backward pass where it likes: nothing may depend on the thread."""
+    q = make()
+    out = flash_ext.forward(q, q, q, causal=True)
+    (expected,) = gradients(out, [q])
+    with ThreadPoolExecutor(1) as pool:
+        out = pool.submit(flash_ext.forward, q, q, q, causal=True).result()
+        (got,) = pool.submit(gradients, out, [q]).result()
+    assert torch.equal(got, expected)
 
 
 def test_checkpoint():
