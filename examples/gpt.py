@@ -33,9 +33,9 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
         self.proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         qk, v = self.qkv(x).unflatten(-1, (3, *self.heads)).split((2, 1), dim=-3)  # (batch, seqlen, 2 | 1, *heads)
-        q, k = rotate(qk, *rotary).unbind(-3)  # (batch, seqlen, num_heads, head_dim) each
+        q, k = rotate(qk, rotary).unbind(-3)  # (batch, seqlen, num_heads, head_dim) each
         out = self.attend(q, k, v.squeeze(-3))
         return self.proj(out.flatten(-2))
 
@@ -52,7 +52,7 @@ class Block(nn.Module):
             nn.Linear(4 * config.width, config.width, bias=False),
         )
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotary)
         return x + self.mlp(self.mlp_norm(x))
 
@@ -73,15 +73,10 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # (batch, seqlen) -> (batch, seqlen, vocabulary)
         x = self.embedding(tokens)
-        rotary = rotary_tables(tokens.shape[1], self.config.head_dim, tokens.device, self._dtype(x))
+        rotary = rotary_table(tokens.shape[1], self.config.head_dim, tokens.device)
         for block in self.blocks:
             x = block(x, rotary)
         return self.head(self.norm(x))
-
-    def _dtype(self, x: Tensor) -> torch.dtype:
-        """Of the linear layers' results."""
-        device = x.device.type
-        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
     def loss(self, tokens: Tensor) -> Tensor:  # (batch, seqlen + 1)
         logits = self(tokens[:, :-1])
@@ -97,14 +92,14 @@ class GPT(nn.Module):
         return tokens
 
 
-def rotary_tables(seqlen: int, head_dim: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos of every angle twice, and -sin and sin: (seqlen, 1, 1, head_dim) each."""
+def rotary_table(seqlen: int, head_dim: int, device: torch.device) -> Tensor:
+    """exp(i angle), (seqlen, 1, 1, head_dim / 2) complex."""
     frequency = 10000.0 ** (-torch.arange(0, head_dim, 2, device=device) / head_dim)
     angle = torch.arange(seqlen, device=device)[:, None, None, None] * frequency
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat((cos, cos), -1).to(dtype), torch.cat((-sin, sin), -1).to(dtype)
+    return torch.polar(torch.ones_like(angle), angle)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (..., seqlen, 2, num_heads, head_dim), whose halves (a, b) become (a cos - b sin, b cos + a sin)."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """x (..., seqlen, 2, num_heads, head_dim): each pair of neighbours as a complex number, turned by its angle."""
+    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * table).flatten(-2).to(x.dtype)

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import train_gpt
 from attention import ATTENTION, flash_attention
 from corpus import Corpus, windows
-from gpt import GPT, Config, rotary_tables, rotate
+from gpt import GPT, Config, rotary_table, rotate
 
 CPU = torch.device("cpu")
 TINY = Config(num_layers=2, num_heads=2, head_dim=16)
@@ -48,9 +48,9 @@ def test_windows_are_runs_of_the_text():
 
 
 def test_rotation_depends_on_distance_only():
-    cos, sin = rotary_tables(10, 16, CPU, torch.float32)
+    table = rotary_table(10, 16, CPU)
     q, k = torch.randn(2, 16)
-    scores = [(rotate(q, cos[i], sin[i]) * rotate(k, cos[j], sin[j])).sum() for i, j in ((2, 0), (9, 7))]
+    scores = [(rotate(q, table[i]) * rotate(k, table[j])).sum() for i, j in ((2, 0), (9, 7))]
     assert torch.allclose(scores[0], scores[1], atol=1e-4)
 
 
