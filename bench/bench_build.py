@@ -27,6 +27,9 @@ MAY_SPILL = {
     # General variants: softcap, ALiBi, bias, sinks and dropout need registers beside the accumulators.
     "sm90/* *Traits<*, true>>": 128,
     "sm80/* *Traits<*, true, *>>": 512,
+    # Between tiles of keys, not in a step of them.
+    "sm90/bwd_sm90_d128.cu *": 8,
+    "sm90/bwd_sm90_d256.cu *": 64,
     # Tiles whose accumulators and operands leave nothing of 255 registers.
     "sm80/bwd_sm80_d64.cu *": 64,
     "sm80/bwd_sm80_d128.cu *": 64,
