@@ -43,13 +43,21 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, uint32_t ra
       : "memory");
 }
 
-// The instruction suspends the thread for a while by itself: no sleep in the loop.
+// try_wait suspends the thread for a while by itself: no sleep in the loop. Before sm_90 there is only test_wait.
 __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
+#if __CUDA_ARCH__ < 900
+  asm volatile(
+      "{\n.reg .pred p;\nWAIT:\nmbarrier.test_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "
+      "WAIT;\nDONE:\n}" ::"r"(bar),
+      "r"(parity)
+      : "memory");
+#else
   asm volatile(
       "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "
       "WAIT;\nDONE:\n}" ::"r"(bar),
       "r"(parity)
       : "memory");
+#endif
 }
 // The same for barriers that other blocks of the cluster arrive on.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t bar, uint32_t parity) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../attn/mask.h"
-#include "bwd_traits.cuh"
+#include "bwd_workspace.cuh"
 #include "dq_add.cuh"
 #include "gemm.cuh"
 
@@ -22,9 +22,10 @@ __device__ __forceinline__ void add_dq_of_block(const BwdParams& params, const D
                                                 const Fragments<typename Traits::TileK>& k) {
   using Pieces = typename Traits::DqPieces;
   const int warp = threadIdx.x / 32;
-  const int64_t tile = Traits::DqTiles::index(params, at.batch_index, at.seq.q0, at.block) * params.num_heads + at.head;
-  float* sums = Traits::dq_sums(params, tile);
-  uint32_t* counter = Traits::turn_counter(params, tile, warp);
+  const BwdWorkspace<Traits> workspace{params};
+  const int64_t tile = workspace.dq_tile(at.batch_index, at.seq, at.head, at.block);
+  float* sums = workspace.dq_sums(tile);
+  uint32_t* counter = workspace.dq_turn(tile, warp);
   const int turn = params.deterministic ? dq_turn(at.band, at.block * Traits::kBlockM, Traits::kBlockM,
                                                   at.col0 / Traits::kBlockN, Traits::kBlockN)
                                         : 0;

@@ -26,7 +26,8 @@ inline unsigned grid_of(int tiles, int num_heads, int batch, const char* what) {
 
 template <class Traits>
 void launch_bwd(const BwdParams& p, const SharedMemory& memory, cudaStream_t stream) {
-  const int64_t bytes = Traits::workspace_bytes(p);
+  const BwdWorkspace<Traits> workspace{p};
+  const int64_t bytes = workspace.bytes();
   if (bytes > 0) FLASH_CHECK_CUDA(cudaMemsetAsync(p.workspace, 0, bytes, stream), "bwd_sm80: clearing dq");
 
   const unsigned rows = grid_of(ceil_div(p.seqlen_q, BwdPreprocess::kRows), p.num_heads, p.batch, "bwd_preprocess");
@@ -38,10 +39,18 @@ void launch_bwd(const BwdParams& p, const SharedMemory& memory, cudaStream_t str
 
   const int stages = choose_stages(memory, Traits::kTile.kBlocksPerSm, Traits::kSmem.bytes(2), Traits::kSmem.bytes(1));
   const int smem_bytes = Traits::kSmem.bytes(stages);
-  const unsigned blocks = grid_of(ceil_div(p.seqlen_k, Traits::kBlockN), p.num_heads_kv, p.batch, "bwd_sm80");
+  const int splits = workspace.splits();
+  const unsigned key_tiles = grid_of(ceil_div(p.seqlen_k, Traits::kBlockN), p.num_heads_kv, p.batch, "bwd_sm80");
   allow_shared_memory(bwd_kernel<Traits>, smem_bytes);
-  if (blocks > 0) bwd_kernel<Traits><<<blocks, Traits::kThreads, smem_bytes, stream>>>(p, stages);
+  if (key_tiles > 0)
+    bwd_kernel<Traits><<<key_tiles * splits, Traits::kThreads, smem_bytes, stream>>>(p, stages, splits);
   check_launch("bwd_sm80");
+
+  if (splits > 1 && key_tiles > 0) {
+    allow_shared_memory(bwd_key_postprocess<Traits>, Traits::kSmem.ds);
+    bwd_key_postprocess<Traits><<<key_tiles, Traits::kThreads, Traits::kSmem.ds, stream>>>(p);
+    check_launch("bwd_key_postprocess");
+  }
 
   const unsigned tiles = grid_of(ceil_div(p.seqlen_q, Traits::kBlockM), p.num_heads, p.batch, "bwd_postprocess");
   if (tiles > 0) bwd_postprocess<Traits><<<tiles, Traits::kThreads, 0, stream>>>(p);
@@ -57,9 +66,9 @@ struct BwdSm80 {
 
   // The larger of the two tiles' needs: which one runs depends on the device.
   static int64_t bwd_workspace(const BwdParams& p) {
-    const int64_t bytes = Traits<false>::workspace_bytes(p);
+    const int64_t bytes = BwdWorkspace<Traits<false>>{p}.bytes();
     if constexpr (kFitsEverywhere) return bytes;
-    return std::max(bytes, Traits<true>::workspace_bytes(p));
+    return std::max(bytes, BwdWorkspace<Traits<true>>{p}.bytes());
   }
 
   static void bwd(const BwdParams& p, Stream stream) {

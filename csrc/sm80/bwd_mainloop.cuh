@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../attn/mask.h"
+#include "bwd_barriers.cuh"
 #include "bwd_dq.cuh"
 #include "bwd_scores.cuh"
 #include "bwd_traits.cuh"
@@ -30,25 +31,28 @@ struct BwdMainloop {
   const BwdParams& params;
   const SeqInfo seq;
   const Band band;
-  const int batch_index, head_kv, group;  // group: query heads of a kv head
-  const int warp_row0;                    // the warp's first key in the tile
-  const int col_warp;                     // which of the warps with these keys
-  const int col0;                         // the tile's first key, and the warp's, in the sequence
+  const int batch_index, head_kv;
+  const int num_heads, first_head;  // the block's query heads
+  const int warp_row0;              // the warp's first key in the tile
+  const int col_warp;               // which of the warps with these keys
+  const int col0;                   // the tile's first key, and the warp's, in the sequence
   const int warp_col0;
   const BlockRange blocks;   // of kBlockM queries, for the tile
   const BlockRange visible;  // of kSubM queries, for the warp
   const BwdScores<Traits> score_tile;
   const uint32_t smem;
   const int stages;  // of queries: 2, or 1 where shared memory is short
+  const BwdBarriers<Traits> barriers;
 
-  __device__ __forceinline__ BwdMainloop(const BwdParams& p, const Work& work, const SeqInfo& s, uint32_t shared,
+  __device__ __forceinline__ BwdMainloop(const BwdParams& p, const Work& work, int splits, uint32_t shared,
                                          int num_stages)
       : params(p),
-        seq(s),
-        band(Band::of(p, s)),
+        seq(SeqInfo::of(p, work.batch_index)),
+        band(Band::of(p, seq)),
         batch_index(work.batch_index),
-        head_kv(work.head),
-        group(p.num_heads / p.num_heads_kv),
+        head_kv(work.head / splits),
+        num_heads(p.num_heads / (p.num_heads_kv * splits)),
+        first_head(work.head * num_heads),
         warp_row0(threadIdx.x / 32 % Traits::kTile.key_warps() * Traits::kWarpRows),
         col_warp(threadIdx.x / 32 / Traits::kTile.key_warps()),
         col0(work.tile * kBlockN),
@@ -57,35 +61,23 @@ struct BwdMainloop {
         visible(query_blocks(band, warp_col0, Traits::kWarpRows, kSubM)),
         score_tile{p, band, warp_col0},
         smem(shared),
-        stages(num_stages) {}
+        stages(num_stages),
+        barriers{shared + Traits::kSmem.barriers, num_stages} {}
 
   __device__ __forceinline__ void run() {
     clear(acc_dk);
     clear(acc_dv);
     if (blocks.count() == 0) return;
+    if constexpr (Traits::kSharesP) barriers.init();
     load_keys();
-    Step step{head_kv * group, blocks.begin, 0};
+    Step step{first_head, blocks.end - 1, 0};
     load_queries(step);
-    for (; step.head < (head_kv + 1) * group; step = after(step)) {
-      const Step next = after(step);
-      const bool last = next.head == (head_kv + 1) * group;
-      // Before it: this step's copies by all threads; without sP, dS of the step before. After it: nobody reads what
-      // the step before read.
-      ptx::cp_async_wait_group<0>();
-      __syncthreads();
-      if (stages == 2 && !last) load_queries(next);
-      if (!Traits::kSharesP && step.count > 0) add_dq(before(step));
+    for (; step.head < first_head + num_heads; step = after(step)) {
       const General<T> general(params, band, batch_index, step.head);
-#pragma unroll 1
-      for (int sub = 0; sub < Traits::kSubs; sub++) sub_step(general, step, (col_warp * Traits::kSubs + sub) * kSubM);
       if constexpr (Traits::kSharesP) {
-        __syncthreads();  // P and dS are complete
-        add_dk_dv(step);
-        add_dq(step);
-      }
-      if (stages == 1 && !last) {
-        __syncthreads();  // nobody reads this step's queries
-        load_queries(next);
+        add_block_sharing(general, step, after(step));
+      } else {
+        add_block_alone(general, step, after(step));
       }
     }
     __syncthreads();
@@ -104,17 +96,17 @@ struct BwdMainloop {
         for (int i = 0; i < 4; i++) acc[m][n][i] = 0.f;
   }
 
-  // A block of queries of one of the group's heads, the heads one after the other.
+  // A block of queries of one of the block's heads: from the last to the first, the heads one after the other.
   struct Step {
     int head, block, count;  // count: steps before it
   };
   __device__ __forceinline__ Step after(const Step& step) const {
-    const bool same_head = step.block + 1 < blocks.end;
-    return {same_head ? step.head : step.head + 1, same_head ? step.block + 1 : blocks.begin, step.count + 1};
+    const bool same_head = step.block > blocks.begin;
+    return {same_head ? step.head : step.head + 1, same_head ? step.block - 1 : blocks.end - 1, step.count + 1};
   }
   __device__ __forceinline__ Step before(const Step& step) const {
-    const bool same_head = step.block > blocks.begin;
-    return {same_head ? step.head : step.head - 1, same_head ? step.block - 1 : blocks.end - 1, step.count - 1};
+    const bool same_head = step.block + 1 < blocks.end;
+    return {same_head ? step.head : step.head - 1, same_head ? step.block + 1 : blocks.begin, step.count - 1};
   }
   __device__ __forceinline__ uint32_t stage_of(const Step& step) const {
     return smem + Traits::kSmem.stage + (stages == 2 ? step.count % 2 : 0) * Traits::kSmem.stage_bytes;
@@ -145,7 +137,46 @@ struct BwdMainloop {
       const float* delta = params.delta.ptr + offset_of(params.delta, batch_index, seq.q0, row, step.head);
       ptx::cp_async_4(stage + TileQ::kBytes + TileDo::kBytes + 4 * j, j < kBlockM ? lse : delta, row < seq.seqlen_q);
     }
-    ptx::cp_async_commit_group();
+    if constexpr (Traits::kSharesP) {
+      barriers.arrive_full(step.count);
+    } else {
+      ptx::cp_async_commit_group();
+    }
+  }
+
+  // P and dS through shared memory (bwd_barriers.cuh).
+  __device__ __forceinline__ void add_block_sharing(const General<T>& general, const Step& step, const Step& next) {
+    const bool last = next.head == first_head + num_heads;
+    barriers.wait_full(step.count);
+    sub_step(general, step, col_warp * kSubM);
+    barriers.arrive_written();
+    if (stages == 2 && !last) load_queries(next);
+    barriers.sync_warps_of_keys(warp_row0 / Traits::kWarpRows);
+    add_dk_dv(step);
+    barriers.wait_written(step.count);
+    add_dq(step);
+    barriers.arrive_read();
+    if (stages == 1 && !last) {
+      barriers.wait_read(step.count);
+      load_queries(next);
+    }
+  }
+
+  // Only dS, for dq of the step before.
+  __device__ __forceinline__ void add_block_alone(const General<T>& general, const Step& step, const Step& next) {
+    const bool last = next.head == first_head + num_heads;
+    // Before it: this step's copies by all threads, dS of the step before. After it: nobody reads what the step before
+    // read.
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();
+    if (stages == 2 && !last) load_queries(next);
+    if (step.count > 0) add_dq(before(step));
+#pragma unroll 1
+    for (int sub = 0; sub < Traits::kSubs; sub++) sub_step(general, step, sub * kSubM);
+    if (stages == 1 && !last) {
+      __syncthreads();  // nobody reads this step's queries
+      load_queries(next);
+    }
   }
 
   // acc (warp's keys, kSubM) = rows of a key-side tile times the transpose of rows of a query-side one; both start
@@ -153,27 +184,8 @@ struct BwdMainloop {
   template <class TileA, class TileB>
   __device__ __forceinline__ void scores(float (&acc)[kRowTiles][kSubM / 8][4], const Fragments<TileA>& a_tile,
                                          const Fragments<TileB>& b_tile) const {
-    clear(acc);
-    constexpr int kSteps = TileA::kCols / 16;
-    uint32_t a[2][kRowTiles][4], b[2][kSubM / 16][4];
-    const auto load = [&](int d) {
-#pragma unroll
-      for (int m = 0; m < kRowTiles; m++) a_tile.load_a(a[d % 2][m], 16 * m, 16 * d);
-#pragma unroll
-      for (int n = 0; n < kSubM / 16; n++) b_tile.load_b(b[d % 2][n], 16 * n, 16 * d);
-    };
-    load(0);
-#pragma unroll
-    for (int d = 0; d < kSteps; d++) {
-      if (d + 1 < kSteps) load(d + 1);
-#pragma unroll
-      for (int n = 0; n < kSubM / 16; n++)
-#pragma unroll
-        for (int m = 0; m < kRowTiles; m++) {
-          ptx::mma_m16n8k16<T>(acc[m][2 * n], a[d % 2][m], b[d % 2][n][0], b[d % 2][n][1]);
-          ptx::mma_m16n8k16<T>(acc[m][2 * n + 1], a[d % 2][m], b[d % 2][n][2], b[d % 2][n][3]);
-        }
-    }
+    constexpr uint32_t kNoRegs[kRowTiles][1][4] = {};
+    gemm_qk<T, false>(acc, kNoRegs, a_tile, 0, b_tile);
   }
 
   __device__ __forceinline__ void sub_step(const General<T>& general, const Step& step, int row0) {
@@ -182,6 +194,7 @@ struct BwdMainloop {
     float acc_s[kRowTiles][kSubM / 8][4], acc_dp[kRowTiles][kSubM / 8][4];  // (warp's keys, kSubM)
     if (sub_block < visible.begin || sub_block >= visible.end) {
       clear(acc_dp);
+      if (Traits::kSharesP && step.count > 0) barriers.wait_read(step.count - 1);
       write_transposed(acc_dp, ds_of(step), row0);
       if (Traits::kSharesP) write_transposed(acc_dp, p_tile(), row0);
       return;
@@ -201,6 +214,7 @@ struct BwdMainloop {
         score_tile.mask(acc_dp, sub_block * kSubM);
       }
     }
+    if (Traits::kSharesP && step.count > 0) barriers.wait_read(step.count - 1);
     write_transposed(acc_dp, ds_of(step), row0);
     if constexpr (Traits::kSharesP) {
       write_transposed(acc_s, p_tile(), row0);

@@ -1,7 +1,7 @@
 // dq = softmax_scale times the fp32 sums of the workspace, from fragment order to rows.
 #pragma once
 
-#include "bwd_traits.cuh"
+#include "bwd_workspace.cuh"
 #include "dq_add.cuh"
 #include "load.cuh"
 #include "store.cuh"
@@ -21,8 +21,8 @@ __global__ void __launch_bounds__(Traits::kThreads) bwd_postprocess(const __grid
   const int row0 = work.tile * Traits::kBlockM;
   if (row0 >= seq.seqlen_q) return;
 
-  const int64_t index = Traits::DqTiles::index(p, work.batch_index, seq.q0, work.tile) * p.num_heads + work.head;
-  const float* sums = Traits::dq_sums(p, index);
+  const BwdWorkspace<Traits> workspace{p};
+  const float* sums = workspace.dq_sums(workspace.dq_tile(work.batch_index, seq, work.head, work.tile));
   const int warp = threadIdx.x / 32;
 #pragma unroll
   for (int piece = 0; piece < Pieces::kPieces; piece++) {

@@ -6,11 +6,20 @@
 
 namespace flash::sm80 {
 
+// The last queries see most keys of a causal mask.
+template <class Traits>
+__device__ __forceinline__ Work work_of_block(const FwdParams& p) {
+  const int tiles = ceil_div(p.seqlen_q, Traits::kBlockM);
+  if (p.window_left >= 0 || p.window_right < 0) return Work::of(blockIdx.x, tiles, p.num_heads);
+  Work work = Work::tile_by_tile(blockIdx.x, tiles, p.num_heads, p.batch, 2048);
+  work.tile = tiles - 1 - work.tile;
+  return work;
+}
+
 template <class Traits>
 __device__ __forceinline__ void fwd_tile_of_queries(const FwdParams& params) {
   extern __shared__ __align__(128) char smem[];
-  // The last queries see most keys of a causal mask: they start first, and short tiles fill the end.
-  const Work work = Work::last_tile_first(blockIdx.x, ceil_div(params.seqlen_q, Traits::kBlockM), params.num_heads);
+  const Work work = work_of_block<Traits>(params);
   const SeqInfo seq = SeqInfo::of(params, work.batch_index);
   if (work.tile * Traits::kBlockM >= seq.seqlen_q) return;
 

@@ -91,9 +91,9 @@ constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, bool small = false) {
   return t;
 }
 
-// sK | sV | sP and sDs, or two sDs | one or two stages of (sQ | sDo | lse | delta)
+// sK | sV | sP and sDs, or two sDs | barriers | one or two stages of (sQ | sDo | lse | delta)
 struct BwdSmem {
-  int v, ds, ds_bytes, stage, stage_bytes;  // where each begins, sK at 0; sP lies behind sDs
+  int v, ds, ds_bytes, barriers, stage, stage_bytes;  // where each begins, sK at 0; sP lies behind sDs
   constexpr int bytes(int stages) const { return stage + stages * stage_bytes; }
 };
 
@@ -102,7 +102,8 @@ constexpr BwdSmem bwd_smem(const BwdTile& t, int head_dim, int head_dim_v) {
   s.v = 2 * t.kBlockN * head_dim;
   s.ds = s.v + 2 * t.kBlockN * head_dim_v;
   s.ds_bytes = 2 * t.kBlockN * t.kBlockM;
-  s.stage = s.ds + 2 * s.ds_bytes;
+  s.barriers = s.ds + 2 * s.ds_bytes;
+  s.stage = s.barriers + (t.shares_p() ? 128 : 0);  // tiles start at multiples of 128 bytes
   s.stage_bytes = 2 * t.kBlockM * (head_dim + head_dim_v) + 2 * 4 * t.kBlockM;
   return s;
 }

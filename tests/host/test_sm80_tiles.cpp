@@ -4,7 +4,7 @@
 
 #include "expect.h"
 #include "instances.h"
-#include "sm80/dq_accum.h"
+#include "sm80/bwd_sums.h"
 #include "sm80/smem_tile.h"
 #include "sm80/tile.h"
 #include "sm80/work.h"
@@ -75,20 +75,39 @@ void test_dq_pieces() {
          kHeadDim);
 }
 
-void test_dq_tiles() {
-  using Tiles = DqTiles<64>;
+void test_tile_index() {
   const int32_t cu[] = {0, 1, 64, 64, 192, 193, 321};
   AttnParams p;
   p.batch = 6;
   p.cu_seqlens_q = cu;
   p.total_q = 321;
-  std::set<int64_t> used;
-  for (int b = 0; b < p.batch; b++)
+  p.seqlen_k = 130;
+  const auto queries = TileIndex<64>::of_queries(p), keys = TileIndex<64>::of_keys(p);
+  std::set<int64_t> of_queries, of_keys;
+  for (int b = 0; b < p.batch; b++) {
     for (int tile = 0; tile < ceil_div(cu[b + 1] - cu[b], 64); tile++) {
-      const int64_t index = Tiles::index(p, b, cu[b], tile);
-      EXPECT(index >= 0 && index < Tiles::count(p) && used.insert(index).second, "sequence ", b, " tile ", tile, ": ",
-             index);
+      const int64_t index = queries.index(b, cu[b], tile);
+      EXPECT(index >= 0 && index < queries.count() && of_queries.insert(index).second, "sequence ", b, " tile ", tile,
+             ": ", index);
     }
+    for (int tile = 0; tile < 3; tile++) of_keys.insert(keys.index(b, 0, tile));
+  }
+  EXPECT(int64_t(of_keys.size()) == keys.count() && *of_keys.rbegin() == keys.count() - 1, "dense keys");
+}
+
+void test_head_splits() {
+  AttnParams p;
+  p.batch = 1, p.seqlen_k = 4096;
+  p.num_heads = 32, p.num_heads_kv = 32;
+  EXPECT(head_splits(p, 128) == 1, "nothing to share");
+  p.num_heads_kv = 1;
+  EXPECT(head_splits(p, 128) == 16, "32 tiles become 512 blocks");
+  p.num_heads = 6;
+  EXPECT(head_splits(p, 128) == 6, "as many as there are heads");
+  p.batch = 8;
+  EXPECT(head_splits(p, 128) == 2, "the smallest divisor that is enough");
+  p.batch = 0;
+  EXPECT(head_splits(p, 128) >= 1, "an empty call");
 }
 
 // Every tile of queries is visited by one block of keys after the other, without a gap in the turns: a gap would be a
@@ -102,7 +121,7 @@ void test_dq_turns() {
             for (int right = -1; right < 9; right++) {
               const Band band{seqlen_q, seqlen_k, left, right};
               std::vector<int> turns(ceil_div(seqlen_q, block_m));
-              for (int key_block = ceil_div(seqlen_k, block_n) - 1; key_block >= 0; key_block--) {
+              for (int key_block = 0; key_block < ceil_div(seqlen_k, block_n); key_block++) {
                 const BlockRange queries = query_blocks(band, key_block * block_n, block_n, block_m);
                 for (int m = queries.begin; m < queries.end; m++) {
                   const int turn = dq_turn(band, m * block_m, block_m, key_block, block_n);
@@ -116,19 +135,44 @@ void test_dq_turns() {
 void test_work() {
   std::set<int> seen;
   for (unsigned block = 0; block < 3 * 4 * 5; block++) {
-    const Work w = Work::of(block, 3, 4), reversed = Work::last_tile_first(block, 3, 4);
-    EXPECT(reversed.tile == 2 - w.tile && reversed.head == w.head && reversed.batch_index == w.batch_index, "block ",
-           block);
+    const Work w = Work::of(block, 3, 4);
     EXPECT(w.tile < 3 && w.head < 4 && w.batch_index < 5, "block ", block);
     seen.insert((w.batch_index * 4 + w.head) * 3 + w.tile);
   }
   EXPECT(seen.size() == 60, "every tile once");
 }
 
+// Every tile once; those of one head in order, and tile t + 1 of none before tile t of all heads that go together.
+void test_work_tile_by_tile() {
+  for (const int tiles : {1, 3, 100, 700})
+    for (const int heads : {1, 4, 7, 64})
+      for (const int batch : {1, 5}) {
+        std::set<int> seen;
+        std::vector<int> next(heads * batch);
+        int longest_run = 0, run = 0, before = -1;
+        for (unsigned block = 0; block < unsigned(tiles * heads * batch); block++) {
+          const Work w = Work::tile_by_tile(block, tiles, heads, batch, 512);
+          EXPECT(w.tile >= 0 && w.head >= 0 && w.head < heads && w.batch_index >= 0 && w.batch_index < batch, "block ",
+                 block);
+          const int unit = w.batch_index * heads + w.head;
+          EXPECT(w.tile == next[unit]++ && w.tile < tiles, "block ", block);
+          seen.insert(unit * tiles + w.tile);
+          run = w.tile == before ? run + 1 : 1;
+          before = w.tile;
+          longest_run = max_of(longest_run, run);
+        }
+        EXPECT(int(seen.size()) == tiles * heads * batch, "every tile once");
+        EXPECT(tiles == 1 || (longest_run >= batch && longest_run <= max_of(512 / tiles, batch)),
+               "heads together: ", longest_run);
+      }
+}
+
 // Every row of the table runs on every device, with as many blocks as its registers were divided for where memory
 // allows.
 void test_tiles_fit() {
   const SharedMemory devices[] = {kSharedMemorySm80, kSharedMemorySm86, kSharedMemorySm90};
+  // Of 65536 registers; ptxas gives a thread at most 255, in steps of eight.
+  const auto registers_fit = [](const auto& tile) { return tile.threads() * tile.kBlocksPerSm <= 65536 / 256; };
   for (const Key& key : kInstances) {
     if (key.arch != Arch::kSm80 || key.dtype == DType::kF32) continue;
     for (const SharedMemory& device : devices) {
@@ -138,10 +182,12 @@ void test_tiles_fit() {
         EXPECT(fits(device, 1, fwd_smem_bytes(large, d, dv)) || fits(device, 1, fwd_smem_bytes(small, d, dv)),
                "forward ", d, "/", dv, " in ", device.per_block);
         EXPECT(large.kBlockM % (16 * large.kRowTiles) == 0 && large.kBlockN % 32 == 0, "forward ", d, "/", dv);
+        EXPECT(registers_fit(large) && registers_fit(small), "forward ", d, "/", dv);
       } else if (key.pass == Pass::kBwd) {
         const BwdTile large = bwd_tile(d, dv), small = bwd_tile(d, dv, true);
         EXPECT(fits(device, 1, bwd_smem(large, d, dv).bytes(1)) || fits(device, 1, bwd_smem(small, d, dv).bytes(1)),
                "backward ", d, "/", dv, " in ", device.per_block);
+        EXPECT(registers_fit(large) && registers_fit(small), "backward ", d, "/", dv);
       }
     }
   }
@@ -168,9 +214,11 @@ int main() {
   test_dq_pieces<64, 192, 8>();
   test_dq_pieces<64, 256, 8>();
   test_dq_pieces<32, 256, 4>();
-  test_dq_tiles();
+  test_tile_index();
+  test_head_splits();
   test_dq_turns();
   test_work();
+  test_work_tile_by_tile();
   test_tiles_fit();
   return flash::test::finish("sm80 tiles");
 }

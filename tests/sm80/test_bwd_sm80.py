@@ -28,8 +28,14 @@ def test_head_dims_between(head_dim):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("heads", [(8, 1), (6, 2), (5, 5)], ids=str)
-def test_a_group_of_heads_sums_in_one_block(heads, head_dim):
+def test_blocks_share_a_group_of_heads(heads, head_dim):
     check(problem(200, 170, (head_dim, head_dim), heads, causal=True), "sm80")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_one_block_takes_a_group_of_heads(head_dim):
+    """Where there are tiles of keys enough."""
+    check(problem(70, 8000, (head_dim, head_dim), (16, 8)), "sm80")
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
@@ -41,10 +47,11 @@ def test_packed(head_dim):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("heads", [(4, 2), (12, 1), (3, 3)], ids=str)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (100, 30)}], ids=str)
-def test_deterministic(options, head_dim):
-    q, k, v = (rand(2, 700, h, head_dim).requires_grad_() for h in (4, 2, 2))
-    dout = rand(2, 700, 4, head_dim)
+def test_deterministic(options, heads, head_dim):
+    q, k, v = (rand(2, 700, h, head_dim).requires_grad_() for h in (heads[0], heads[1], heads[1]))
+    dout = rand(2, 700, heads[0], head_dim)
 
     def gradients():
         with flash_ext.use_path("sm80"):
@@ -52,6 +59,6 @@ def test_deterministic(options, head_dim):
         return torch.autograd.grad(out, (q, k, v), dout)
 
     first = gradients()
-    for _ in range(10):
+    for _ in range(30):
         assert all(torch.equal(a, b) for a, b in zip(first, gradients(), strict=True))
     check(Problem(q.detach(), k.detach(), v.detach(), options | {"deterministic": True}), "sm80")
