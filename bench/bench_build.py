@@ -27,6 +27,9 @@ MAY_SPILL = {
     # General variants: softcap, ALiBi, bias, sinks and dropout need registers beside the accumulators.
     "sm90/* *Traits<*, true>>": 128,
     "sm80/* *Traits<*, true, *>>": 512,
+    # Between tiles of keys, not in a step of them.
+    "sm90/bwd_sm90_d128.cu *": 8,
+    "sm90/bwd_sm90_d256.cu *": 64,
     # Tiles whose accumulators and operands leave nothing of 255 registers: what a block of keys needs once. Loops that
     # keep less are 3 % slower (bench/NOTES.md).
     "sm80/fwd_sm80_d96.cu *": 64,

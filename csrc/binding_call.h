@@ -53,8 +53,13 @@ bool is_aligned(const Tensor& t) {
 }
 
 flash::Stream current_stream(const Tensor& t) {
-  const c10::impl::VirtualGuardImpl device(t.device().type());
-  return static_cast<flash::Stream>(device.getStreamNativeHandle(device.getStream(t.device())));
+  const auto of = [&](const auto& device) -> flash::Stream {
+    if constexpr (requires(c10::Stream stream) { device.getStreamNativeHandle(stream); })
+      return device.getStreamNativeHandle(device.getStream(t.device()));
+    else
+      throw std::runtime_error("CUDA tensors need torch 2.11 or newer");
+  };
+  return of(c10::impl::VirtualGuardImpl(t.device().type()));
 }
 
 // Gradients and delta, as a backward pass allocates them.

@@ -53,7 +53,7 @@ def setup_for(device: torch.device) -> Setup:
         config = Config(num_layers=6, num_heads=8, head_dim=128)
         # Above 3e-4 the loss has spikes, and then any rounding decides where.
         return Setup(device, config, 16, 2048, 200, 2e-4, (2048, 8192, 32768, 131072))
-    return Setup(device, Config(num_layers=4, num_heads=4, head_dim=32), 8, 256, 200, 2e-3, ())
+    return Setup(device, Config(num_layers=4, num_heads=4, head_dim=32), 8, 256, 150, 2e-3, ())
 
 
 class Training:

@@ -147,7 +147,9 @@ def flash_attn_varlen_func(
     Args:
         q: (total_q, num_heads, head_dim); k: (total_k, num_heads_kv, head_dim); v: (total_k, num_heads_kv, head_dim_v).
         cu_seqlens_q, cu_seqlens_k: (batch + 1,) int32 on q's device, from 0, not decreasing: where each sequence
-            begins. Rows past the last entry belong to none: they are not read, and not written in out and lse.
+            begins. Rows past the last entry belong to none: they are not read, and their gradients are 0. In out and
+            lse, CUDA kernels leave them as they were allocated (writing them would cost every call a launch), so they
+            may hold NaN: cut them off, or ``masked_fill`` them, before a matrix product.
         max_seqlen_q, max_seqlen_k: rows of the longest sequence.
         seqused_k: (batch,) int32: how many keys of each sequence exist; None: all.
         attn_bias: broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k), counted from each sequence's start.

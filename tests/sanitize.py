@@ -22,7 +22,7 @@ os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 import torch  # noqa: E402
-from cases import DTYPES, Config  # noqa: E402
+from cases import Config  # noqa: E402
 
 import flash_ext  # noqa: E402
 from flash_ext import ops  # noqa: E402
@@ -30,18 +30,19 @@ from flash_ext.dispatch import CUDA_PATHS, DType, Pass, Variant  # noqa: E402
 from flash_ext.testing import Problem  # noqa: E402
 
 PATHS = {arch: path for path, arch in CUDA_PATHS.items()}
-NAMES = {DType.F32: "fp32", DType.F16: "fp16", DType.BF16: "bf16"}
+NAMES = {DType.F32: "fp32", DType.F16: "fp16", DType.BF16: "bf16", DType.E4M3: "e4m3"}
 LENGTHS = ((70, 130), (0, 20), (1, 0), (130, 200))  # of packed sequences, two of them half empty
 
 
-def kernels(wanted: argparse.Namespace) -> Iterator[tuple[str, Config, Variant]]:
-    """(path, config without a mask or a feature, variant) of every forward row whose arguments were asked for."""
+def kernels(wanted: argparse.Namespace) -> Iterator[tuple[str, str, Config, Variant]]:
+    """(path, dtype, config without a mask or a feature, variant) of every forward row that was asked for."""
     for row in ops.table():
         path, dtype = PATHS[row.arch], NAMES.get(row.dtype)
         chosen = path in wanted.path and dtype in wanted.dtype and (row.head_dim in wanted.head_dim)
         if row.pass_ == Pass.FWD and chosen:
-            config = Config(1, 150, 280, 2, 1, row.head_dim, row.head_dim_v % row.head_dim, dtype)
-            yield path, config, row.variant
+            drawn_as = "bf16" if dtype == "e4m3" else dtype
+            config = Config(1, 150, 280, 2, 1, row.head_dim, row.head_dim_v % row.head_dim, drawn_as)
+            yield path, dtype, config, row.variant
 
 
 def configs(config: Config, variant: Variant) -> Iterator[Config]:
@@ -56,6 +57,11 @@ def configs(config: Config, variant: Variant) -> Iterator[Config]:
         yield replace(features, causal=True, dropout_p=0.2)
         yield replace(features, lengths=LENGTHS, causal=True, bias="k")
         yield replace(features, deterministic=True, window_size=(70, 20))
+
+
+def in_float8(problem: Problem) -> Problem:
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in (problem.q, problem.k, problem.v))
+    return replace(problem, q=q, k=k, v=v, options=problem.options | {"dropout_p": 0.0})
 
 
 def run(problem: Problem, path: str, backward: bool) -> None:
@@ -76,15 +82,19 @@ def run(problem: Problem, path: str, backward: bool) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--path", nargs="+", default=list(CUDA_PATHS), choices=list(CUDA_PATHS))
-    parser.add_argument("--dtype", nargs="+", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--dtype", nargs="+", default=list(NAMES.values()), choices=list(NAMES.values()))
     parser.add_argument("--head-dim", nargs="+", type=int, default=[64, 96, 128, 192, 256])
     parser.add_argument("--pass", dest="pass_", default="bwd", choices=["fwd", "bwd"], help="bwd: forward and backward")
     wanted = parser.parse_args()
     count = 0
-    for path, base, variant in kernels(wanted):
+    for path, dtype, base, variant in kernels(wanted):
         for config in configs(base, variant):
-            print(f"{path} {config}", flush=True)
-            run(config.problem("cpu"), path, wanted.pass_ == "bwd")
+            print(f"{path} {dtype} {config}", flush=True)
+            problem = config.problem("cpu")
+            if dtype == "e4m3":
+                run(in_float8(problem), path, backward=False)
+            else:
+                run(problem, path, wanted.pass_ == "bwd")
             count += 1
     print(f"{count} problems ran on {', '.join(wanted.path)}, flash_ext {flash_ext.__version__}")
     return 0 if count else 1

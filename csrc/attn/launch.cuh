@@ -27,6 +27,12 @@ class DeviceGuard {
   int before_ = 0;
 };
 
+inline int multiprocessors(int device) {
+  int count = 0;
+  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
+  return count;
+}
+
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
 // A launch function calls it once per kernel and device before its first launch; it is cheap enough to call every time.

@@ -23,4 +23,9 @@ __device__ __forceinline__ uint32_t mapa(uint32_t address, uint32_t rank) {
   return remote;
 }
 
+// Writes to the shared memory of a block of the cluster, at an address from mapa.
+__device__ __forceinline__ void store_to_cluster(uint32_t remote, int x) {
+  asm volatile("st.shared::cluster.s32 [%0], %1;" ::"r"(remote), "r"(x) : "memory");
+}
+
 }  // namespace flash::ptx

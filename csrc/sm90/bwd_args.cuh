@@ -5,6 +5,7 @@
 
 #include "../attn/numeric.cuh"
 #include "../attn/seqlen.h"
+#include "../ptx/mbarrier.cuh"
 #include "bwd_layout.h"
 #include "bwd_tile.h"
 
@@ -19,6 +20,7 @@ struct BwdArgs {
   float* dq_accum;       // (num_heads, bands, head_dim / 8, 32, 4)
   float* row_scale;      // (num_heads, bands, 16)       deterministic only, like key_bounds
   uint32_t* key_bounds;  // (batch, num_heads_kv, 2)
+  int counter_slot;      // of the counters from which blocks claim their tiles, -1: dealt out statically
   float lse_scale;       // stats hold lse times this: log2(e) in plain variants, 1 in general ones
   // What an index of (batch, head) is multiplied with to give a coordinate of the maps: 0 in expanded dimensions.
   struct Step {
@@ -35,12 +37,14 @@ struct BwdTraits {
   static constexpr bool kGeneral = kGeneral_;
   static constexpr BwdTile kTile = bwd_tile(kHeadDim);
   static constexpr int kBlockM = kTile.block_m, kBlockN = kTile.block_n;
-  static constexpr int kStages = kTile.stages, kDsStages = kTile.ds_stages;
+  static constexpr int kStages = kTile.stages, kDsStages = kTile.ds_stages, kKvStages = kTile.kv_stages;
   static constexpr int kMainWarpgroups = kBlockN / 64;
   static constexpr int kMainWarps = 4 * kMainWarpgroups;
-  static constexpr int kThreads = 128 * (kMainWarpgroups + 1);
+  static constexpr int kThreads = 128 * (kMainWarpgroups + 2);
   static constexpr int kPanels = ceil_div(kHeadDim, 64);  // of 64 columns: what one copy brings
   static constexpr bool kJoint = kTile.joint, kKvInRegisters = kTile.kv_in_registers;
+  // Delta before the wait for dP. Where P is unpacked from fp16 there are no registers for it.
+  static constexpr bool kDeltaEarly = kJoint || kDType == DType::kBF16;
 
   static constexpr int kKvBytes = kPanels * kBlockN * 128;
   static constexpr int kQBytes = kPanels * kBlockM * 128;
@@ -76,16 +80,16 @@ struct BwdBlock : BwdKeys {
   int foreign_m;       // the tile of queries that holds rows of another segment; -1: none
   int64_t band0;       // first band of the segment's queries
 
-  __device__ static BwdBlock of(const BwdArgs& args, int index, int block_m, int block_n) {
+  // Fills in what follows from the keys. In place: few registers.
+  __device__ void find_steps(const BwdArgs& args, int block_m, int block_n) {
     const AttnParams& p = args.p;
-    BwdBlock b{BwdKeys::of(args, index, block_n)};
-    b.band = Band::of(p, b.seq);
-    const BlockRange range = query_blocks(b.band, b.n_block * block_n, block_n, block_m);
-    b.steps = {range.begin, range.count(), p.num_heads / p.num_heads_kv};
-    for (int w = 0; w < block_n / 64; w++) b.mine[w] = query_blocks(b.band, b.n_block * block_n + 64 * w, 64, block_m);
-    b.foreign_m = p.cu_seqlens_q && b.seq.seqlen_q % block_m ? b.seq.seqlen_q / block_m : -1;
-    b.band0 = first_band(p, b.seq, b.batch);
-    return b;
+    band = Band::of(p, seq);
+    const BlockRange range = query_blocks(band, n_block * block_n, block_n, block_m);
+    steps = {range.begin, range.count(), p.num_heads / p.num_heads_kv};
+#pragma unroll 1
+    for (int w = 0; w < block_n / 64; w++) mine[w] = query_blocks(band, n_block * block_n + 64 * w, 64, block_m);
+    foreign_m = p.cu_seqlens_q && seq.seqlen_q % block_m ? seq.seqlen_q / block_m : -1;
+    band0 = first_band(p, seq, batch);
   }
 };
 
@@ -98,27 +102,32 @@ __device__ __forceinline__ uint32_t phase_of(int index) {
 
 // Shared memory: byte offsets from its 1024-byte aligned start, and the barriers.
 //
-//   barrier    arrivals                        who waits                       first wait
-//   kv_full    1 + bytes of K and V            everybody, once                 parity 0
-//   full       1 + bytes of Q, dO, stats       main warpgroups                 parity 0
-//   empty      every main warp                 a thread of the dQ warpgroup, that refills    parity 0
-//   ds_full    every main warp                 dQ warpgroup                    parity 0
-//   ds_empty   every dQ warp                   main warpgroups                 parity 1
+//   barrier      arrivals                              who waits                                first wait
+//   tile_full    1, the query loader                   everybody, for the tile's BwdBlock       parity 0
+//   tile_empty   every main and dQ warp, key loader    query loader                             parity 1
+//   kv_full      1 + bytes of K and V                  main and dQ warpgroups                   parity 0
+//   kv_empty     every main and dQ warp                key loader                               parity 1
+//   full         1 + bytes of Q, dO, stats             main warpgroups                          parity 0
+//   empty        every main warp                       query loader                             parity 1
+//   ds_full      every main warp                       dQ warpgroup                             parity 0
+//   ds_empty     every dQ warp                         main warpgroups                          parity 1
 template <class Traits>
 struct BwdSmem {
   uint32_t base;
 
-  static constexpr int kK = 0, kV = kK + Traits::kKvBytes;
-  static constexpr int kQ = kV + Traits::kKvBytes, kDout = kQ + Traits::kStages * Traits::kQBytes;
+  static constexpr int kTiles = 2;
+  static constexpr int kK = 0, kV = kK + Traits::kKvStages * Traits::kKvBytes;
+  static constexpr int kQ = kV + Traits::kKvStages * Traits::kKvBytes, kDout = kQ + Traits::kStages * Traits::kQBytes;
   static constexpr int kDs = kDout + Traits::kStages * Traits::kQBytes;
   static constexpr int kStats = kDs + Traits::kDsStages * Traits::kDsBytes;
   static constexpr int kBarriers = kStats + Traits::kStages * Traits::kStatsBytes;
-  static constexpr int kBlock = kBarriers + 8 * (1 + 2 * Traits::kStages + 2 * Traits::kDsStages);
-  static constexpr int kBytes = kBlock + int(sizeof(BwdBlock));
+  static constexpr int kBlocks =
+      round_up(kBarriers + 8 * (2 * kTiles + 2 * Traits::kKvStages + 2 * Traits::kStages + 2 * Traits::kDsStages), 16);
+  static constexpr int kBytes = kBlocks + kTiles * int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
 
-  __device__ uint32_t k() const { return base + kK; }  // [kPanels][kBlockN][64]
-  __device__ uint32_t v() const { return base + kV; }
+  __device__ uint32_t k(int i) const { return base + kK + i * Traits::kKvBytes; }  // [kPanels][kBlockN][64]
+  __device__ uint32_t v(int i) const { return base + kV + i * Traits::kKvBytes; }
   __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kQBytes; }  // [kPanels][kBlockM][64]
   __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kQBytes; }
   __device__ uint32_t ds(int stage) const {
@@ -127,11 +136,26 @@ struct BwdSmem {
   __device__ uint32_t stats(int stage) const {
     return base + kStats + stage * Traits::kStatsBytes;
   }  // [kBlockM/16][2][16]
-  __device__ uint32_t kv_full() const { return base + kBarriers; }
-  __device__ uint32_t full(int stage) const { return base + kBarriers + 8 * (1 + stage); }
+  __device__ uint32_t tile_full(int tile) const { return base + kBarriers + 8 * (tile % kTiles); }
+  __device__ uint32_t tile_empty(int tile) const { return tile_full(tile % kTiles) + 8 * kTiles; }
+  __device__ uint32_t kv_full(int i) const { return base + kBarriers + 8 * (2 * kTiles + i); }
+  __device__ uint32_t kv_empty(int i) const { return kv_full(Traits::kKvStages + i); }
+  __device__ uint32_t full(int stage) const { return kv_full(2 * Traits::kKvStages + stage); }
   __device__ uint32_t empty(int stage) const { return full(Traits::kStages + stage); }
   __device__ uint32_t ds_full(int stage) const { return full(2 * Traits::kStages + stage); }
   __device__ uint32_t ds_empty(int stage) const { return full(2 * Traits::kStages + Traits::kDsStages + stage); }
 };
+
+// Tile number `tile` of this thread block.
+template <class Smem>
+__device__ __forceinline__ BwdBlock& block_of(Smem, uint8_t* shared, int tile) {
+  return reinterpret_cast<BwdBlock*>(shared + Smem::kBlocks)[tile % Smem::kTiles];
+}
+// An empty one says that there are no more.
+template <class Smem>
+__device__ __forceinline__ const BwdBlock& wait_for_tile(Smem smem, uint8_t* shared, int tile) {
+  ptx::mbarrier_wait(smem.tile_full(tile), phase_of<Smem::kTiles>(tile));
+  return block_of(smem, shared, tile);
+}
 
 }  // namespace flash::sm90

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../ptx/named_barrier.cuh"
+#include "bwd_epilogue.cuh"
 #include "bwd_general.cuh"
 #include "bwd_loads.cuh"
 #include "bwd_products.cuh"
@@ -16,38 +17,41 @@ struct MainWarpgroup {
   static_assert(Traits::kJoint || !Traits::kGeneral, "P for dV and for dS differ in general variants");
 
   const BwdArgs& args;
-  const BwdBlock& block;
   const BwdSmem<Traits> smem;
+  uint8_t* const shared;
   const int warpgroup;
-  int index = 0, m_block, head = 0;  // of the step
-  int stage = 0;                     // of its Q and dO
+  int tile = 0;       // of keys, counted in this thread block
+  int index = 0;      // of the step, counted over all tiles
+  int m_block, head;  // of the step
+  int stage = 0;      // of its Q and dO
 
   using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
   using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
+  using Stats = QueryStats<kBlockM / 8>;
 
   float acc_dk[kHeadDim / 2], acc_dv[kHeadDim / 2];  // 64 x kHeadDim
   KeyFragments<kHeadDim> k_fragments, v_fragments;
 
-  __device__ __forceinline__ MainWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
-                                           int warpgroup)
-      : args(args), block(block), smem(smem), warpgroup(warpgroup), m_block(block.steps.begin) {
-#pragma unroll
-    for (int i = 0; i < kHeadDim / 2; i++) acc_dk[i] = acc_dv[i] = 0.f;
-  }
+  __device__ __forceinline__ MainWarpgroup(const BwdArgs& args, BwdSmem<Traits> smem, uint8_t* shared, int warpgroup)
+      : args(args), smem(smem), shared(shared), warpgroup(warpgroup) {}
+
+  __device__ __forceinline__ const BwdBlock& block() const { return block_of(smem, shared, tile); }
+  __device__ __forceinline__ int kv_stage() const { return tile % Traits::kKvStages; }
 
   __device__ __forceinline__ void issue_s(Scores& acc_s) {
     const ptx::Descriptor q = ptx::Descriptor::of(smem.q(stage));
     if constexpr (Traits::kKvInRegisters)
       issue_scores<T, kHeadDim>(acc_s, k_fragments, q);
     else
-      issue_scores<T, kHeadDim, Traits::kBlockN>(acc_s, ptx::Descriptor::of(smem.k() + warpgroup * 8192), q);
+      issue_scores<T, kHeadDim, Traits::kBlockN>(acc_s, ptx::Descriptor::of(smem.k(kv_stage()) + warpgroup * 8192), q);
   }
   __device__ __forceinline__ void issue_dp(Scores& acc_dp) {
     const ptx::Descriptor dout = ptx::Descriptor::of(smem.dout(stage));
     if constexpr (Traits::kKvInRegisters)
       issue_scores<T, kHeadDim>(acc_dp, v_fragments, dout);
     else
-      issue_scores<T, kHeadDim, Traits::kBlockN>(acc_dp, ptx::Descriptor::of(smem.v() + warpgroup * 8192), dout);
+      issue_scores<T, kHeadDim, Traits::kBlockN>(acc_dp, ptx::Descriptor::of(smem.v(kv_stage()) + warpgroup * 8192),
+                                                 dout);
   }
   __device__ __forceinline__ void issue_dv(Fragments& p) {
     issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(stage), kBlockM * 128));
@@ -58,37 +62,36 @@ struct MainWarpgroup {
 
   // The first of this thread's two keys, within the segment.
   __device__ __forceinline__ int key() const {
-    return block.n_block * Traits::kBlockN + warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+    return block().n_block * Traits::kBlockN + warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   }
 
   // S -> P
   template <bool kMasked>
-  __device__ __forceinline__ void make_p(Scores& acc_s, Fragments& p) {
-    const uint32_t stats = smem.stats(stage);
+  __device__ __forceinline__ void make_p(Scores& acc_s, Fragments& p, const Stats& lse) {
     const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
     if constexpr (Traits::kGeneral) {
-      const GeneralScores general{args.p, block.band, block.batch, block.head_kv * block.steps.group + head};
+      const GeneralScores general{args.p, block().band, block().batch, block().head_kv * block().steps.group + head};
       const uint32_t visible = general.visible_entries<kBlockM>(key(), first_query);
       const uint32_t kept = general.kept_entries<kBlockM>(key(), first_query);
 #pragma unroll
       for (int g = 0; g < kBlockM / 8; g++) {
         uint32_t packed[2];
-        general.exponentials<T>(acc_s, packed, g, stats, key(), first_query, visible, kept);
+        general.exponentials<T>(acc_s, packed, g, lse.of[g], key(), first_query, visible, kept);
         p[g / 2][g % 2 * 2] = packed[0], p[g / 2][g % 2 * 2 + 1] = packed[1];
       }
     } else {
-      exponentials(acc_s, stats, args.p.softmax_scale * kLog2e);
-      if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block.band, key(), first_query));
+      exponentials(acc_s, lse, args.p.softmax_scale * kLog2e);
+      if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block().band, key(), first_query));
       pack_fragments<T>(acc_s, p);
     }
   }
 
   // dP -> dS
   template <bool kMasked>
-  __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Scores& acc_dp,
-                                          Fragments& ds) {
+  __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Scores& acc_dp, Fragments& ds,
+                                          const Stats& delta) {
     const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
-    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(stage), dropout_scale, [&](int i) {
+    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
       if constexpr (Traits::kJoint)
         return float2{acc_s[i], acc_s[i + 1]};
       else
@@ -121,26 +124,20 @@ struct MainWarpgroup {
   __device__ __forceinline__ void step() {
     Scores acc_s, acc_dp;
     Fragments p, ds;
+    Stats lse, delta;
     issue_s(acc_s);
-    if constexpr (Traits::kJoint) {
-      issue_dp(acc_dp);
-      ptx::wgmma_wait_group<1>();
-      ptx::pin(acc_s);
-      make_p<kMasked>(acc_s, p);
-      ptx::wgmma_wait_group<0>();
-      ptx::pin(acc_dp);
-      make_ds<kMasked>(acc_s, p, acc_dp, ds);
-      issue_dv(p);
-    } else {
-      ptx::wgmma_wait_group<0>();
-      ptx::pin(acc_s);
-      make_p<kMasked>(acc_s, p);
-      issue_dp(acc_dp);
-      issue_dv(p);
-      ptx::wgmma_wait_group<1>();
-      ptx::pin(acc_dp);
-      make_ds<kMasked>(acc_s, p, acc_dp, ds);
-    }
+    if constexpr (Traits::kJoint) issue_dp(acc_dp);
+    lse.template load<0>(smem.stats(stage));
+    ptx::wgmma_wait_group<Traits::kJoint ? 1 : 0>();
+    ptx::pin(acc_s);
+    make_p<kMasked>(acc_s, p, lse);
+    if constexpr (!Traits::kJoint) issue_dp(acc_dp);
+    issue_dv(p);
+    if constexpr (Traits::kDeltaEarly) delta.template load<1>(smem.stats(stage));
+    ptx::wgmma_wait_group<1>();
+    ptx::pin(acc_dp);
+    if constexpr (!Traits::kDeltaEarly) delta.template load<1>(smem.stats(stage));
+    make_ds<kMasked>(acc_s, p, acc_dp, ds, delta);
     issue_dk(ds);
     hand_over_ds(ds);
     ptx::wgmma_wait_group<0>();
@@ -163,8 +160,8 @@ struct MainWarpgroup {
 #pragma unroll 1
     for (; m_block < end; m_block++, index++) {
       ptx::mbarrier_wait(smem.full(stage), phase_of<Traits::kStages>(index));
-      if (kVisit != Visit::kFull && m_block == block.foreign_m)
-        clear_foreign_queries(block.seq.seqlen_q - m_block * kBlockM);
+      if (kVisit != Visit::kFull && m_block == block().foreign_m)
+        clear_foreign_queries(block().seq.seqlen_q - m_block * kBlockM);
       if constexpr (kVisit == Visit::kSkip)
         skip();
       else
@@ -174,15 +171,12 @@ struct MainWarpgroup {
     }
   }
 
-  __device__ __forceinline__ void run() {
-    if constexpr (Traits::kKvInRegisters) {
-      k_fragments.template load<Traits::kBlockN>(smem.k(), 64 * warpgroup);
-      v_fragments.template load<Traits::kBlockN>(smem.v(), 64 * warpgroup);
-    }
-    const BlockRange& mine = block.mine[warpgroup];
-    const int begin = block.steps.begin, end = block.steps.end();
+  // All steps of a tile of keys.
+  __device__ __forceinline__ void walk_tile() {
+    const BlockRange& mine = block().mine[warpgroup];
+    const int begin = block().steps.begin, end = block().steps.end();
 #pragma unroll 1
-    for (head = 0; head < block.steps.group; head++) {
+    for (head = 0; head < block().steps.group; head++) {
       m_block = begin;
       walk<Visit::kSkip>(min_of(mine.begin, end));
       if constexpr (!Traits::kGeneral) {  // whose every step masks
@@ -191,6 +185,34 @@ struct MainWarpgroup {
       }
       walk<Visit::kMasked>(mine.end);
       walk<Visit::kSkip>(end);
+    }
+  }
+
+  __device__ __forceinline__ void store_dk_dv() const {
+    const BwdParams& p = args.p;
+    const int row0 = block().n_block * Traits::kBlockN + warpgroup * 64 + threadIdx.x / 32 % 4 * 16;
+    const float dv_scale = p.dropout_p > 0.f ? 1.f / (1.f - p.dropout_p) : 1.f;
+    T* dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, block().batch, block().seq.k0, 0, block().head_kv);
+    T* dv = static_cast<T*>(p.dv.ptr) + offset_of(p.dv, block().batch, block().seq.k0, 0, block().head_kv);
+    store_rows<T, kHeadDim>(dv, p.dv.row, row0, block().rows_k, p.head_dim_v, acc_dv, dv_scale);
+    store_rows<T, kHeadDim>(dk, p.dk.row, row0, block().rows_k, p.head_dim, acc_dk, p.softmax_scale);
+  }
+
+  __device__ __forceinline__ void run() {
+#pragma unroll 1
+    for (;; tile++) {
+      if (wait_for_tile(smem, shared, tile).empty) break;
+      ptx::mbarrier_wait(smem.kv_full(kv_stage()), phase_of<Traits::kKvStages>(tile));
+      if constexpr (Traits::kKvInRegisters) {
+        k_fragments.template load<Traits::kBlockN>(smem.k(kv_stage()), 64 * warpgroup);
+        v_fragments.template load<Traits::kBlockN>(smem.v(kv_stage()), 64 * warpgroup);
+      }
+#pragma unroll
+      for (int c = 0; c < kHeadDim / 2; c++) acc_dk[c] = acc_dv[c] = 0.f;
+      walk_tile();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.kv_empty(kv_stage()));
+      store_dk_dv();
+      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.tile_empty(tile));
     }
   }
 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../ptx/mbarrier.cuh"
+#include "../ptx/named_barrier.cuh"
 #include "../ptx/red.cuh"
 #include "../ptx/wgmma.cuh"
 #include "bwd_fixed_point.cuh"
@@ -47,15 +48,26 @@ struct DqBand {
   }
 };
 
+// K of unused keys becomes zeros where it holds something else: dS is zero there, but 0 * NaN is NaN. The main
+// warpgroups read either, and mask it.
 template <class Traits>
-__device__ __forceinline__ void run_dq(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem) {
+__device__ __forceinline__ void clear_unused_keys(const BwdArgs& args, const BwdBlock& block, uint32_t k) {
+  const int used = max_of(0, block.seq.seqlen_k - block.n_block * Traits::kBlockN);
+  if (used >= Traits::kBlockN || !may_hold_unused_keys(args.p)) return;
+  zero_rows<128>(k, Traits::kPanels, Traits::kBlockN, used, threadIdx.x % 128);
+  ptx::bar_sync(3, 128);
+}
+
+// The steps of one tile of keys. `index` counts the steps of all tiles.
+template <class Traits>
+__device__ __forceinline__ void add_tile_to_dq(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
+                                               uint32_t keys, int& index) {
   constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kColumns = Traits::kTile.dq_columns;
   constexpr int kPieces = Traits::kHeadDim / kColumns;
   static_assert(kBlockM == 64 && kPieces * kColumns == Traits::kHeadDim);
   const int warp = threadIdx.x / 32 % 4;
   const int groups = args.p.head_dim / 8, bands = ceil_div(block.seq.seqlen_q, kBandRows);
-  const ptx::Descriptor k = ptx::Descriptor::of(smem.k(), kBlockN * 128);
-  int index = 0;
+  const ptx::Descriptor k = ptx::Descriptor::of(keys, kBlockN * 128);
   float acc[kColumns / 2];
 #pragma unroll 1
   for (int head = 0; head < block.steps.group; head++) {
@@ -77,15 +89,29 @@ __device__ __forceinline__ void run_dq(const BwdArgs& args, const BwdBlock& bloc
               acc, a + ptx::k_major_step(i, kBlockM),
               b + (piece * (kColumns / 64) * kBlockN * 128 + ptx::mn_major_step(i)), i != 0);
         ptx::wgmma_commit_group();
-        if (piece == 0) {  // while the tensor cores work
-          if (threadIdx.x % 128 == 0) refill_queries<Traits>(args, block, smem, index, {m, head});
-          __syncwarp();
-        }
         ptx::wgmma_wait_group<0>();
         ptx::pin(acc);
         if (piece == kPieces - 1 && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.ds_empty(slot));
         if (my_band < bands) dq.add(args, acc, piece * (kColumns / 8), groups);
       }
+    }
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void run_dq(const BwdArgs& args, BwdSmem<Traits> smem, uint8_t* shared) {
+  int index = 0;
+#pragma unroll 1
+  for (int tile = 0;; tile++) {
+    const BwdBlock& block = wait_for_tile(smem, shared, tile);
+    if (block.empty) break;
+    const int kv_stage = tile % Traits::kKvStages;
+    ptx::mbarrier_wait(smem.kv_full(kv_stage), phase_of<Traits::kKvStages>(tile));
+    clear_unused_keys<Traits>(args, block, smem.k(kv_stage));
+    add_tile_to_dq<Traits>(args, block, smem, smem.k(kv_stage), index);
+    if (threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(smem.kv_empty(kv_stage));
+      ptx::mbarrier_arrive(smem.tile_empty(tile));
     }
   }
 }

@@ -55,10 +55,9 @@ struct GeneralScores {
   // Entries 4g ... 4g + 3. acc_s: S in, P times d score / d S out, negative where dropped. probabilities: P, 0 where
   // dropped, packed by key.
   template <class T, int kCount>
-  __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&probabilities)[2], int g,
-                                               uint32_t stats, int key, int first_query, uint32_t visible_entries,
+  __device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t (&probabilities)[2], int g, float2 lse,
+                                               int key, int first_query, uint32_t visible_entries,
                                                uint32_t kept_entries) const {
-    const float2 lse = load_stats<0>(stats, g);
     const float slope = p.alibi_slopes ? p.alibi_slopes[batch * p.alibi_batch_stride + head] : 0.f;
     float kept_p[2][2];  // [key][query]
 #pragma unroll
@@ -77,7 +76,7 @@ struct GeneralScores {
         if (p.bias.ptr != nullptr && seen) score += bias<T>(query, j);
         const float x = seen ? exp2_approx((score - (c == 0 ? lse.x : lse.y)) * kLog2e) : 0.f;
         kept_p[r][c] = kept ? x : 0.f;
-        acc_s[i] = kept ? x * derivative : -x * derivative;
+        acc_s[i] = !seen ? 0.f : kept ? x * derivative : -x * derivative;  // unseen: K may be NaN
       }
 #pragma unroll
     for (int r = 0; r < 2; r++) probabilities[r] = pack2<T>(kept_p[r][0], kept_p[r][1]);

@@ -1,6 +1,9 @@
 // Host side of the Hopper backward: workspace, tensor maps, the three launches.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+
 #include "../attn/launch.cuh"
 #include "../ptx/tensor_map.h"
 #include "bwd_kernel.cuh"
@@ -59,6 +62,8 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   const int heads = p.batch * p.num_heads_kv;
   const bool uneven = p.window_right >= 0 && p.window_left < 0;  // causal: the first keys have the most work
   a.order = {ceil_div(p.seqlen_k, block_n), heads, uneven ? heads_in_l2(p) : 1};
+  FLASH_CHECK_ARG(a.order.count() <= (1 << 30), "the backward is limited to 2^30 blocks of keys, got ",
+                  a.order.count());
   a.bands = w.bands;
   char* workspace = static_cast<char*>(p.workspace);
   a.stats = reinterpret_cast<float*>(workspace + w.stats);
@@ -133,13 +138,31 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   using T = typename Traits::T;
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
-  const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, Traits::kGeneral);
+  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, Traits::kGeneral);
+  args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, 64 * Traits::kPanels>(args, s);
-  launch_dependent("bwd_sm90", bwd_kernel<Traits>, args.order.count(), Traits::kThreads, BwdSmem<Traits>::kBytes, s,
-                   args);
+  const int64_t blocks = std::min<int64_t>(args.order.count(), multiprocessors(p.device));
+  launch_dependent("bwd_sm90", bwd_kernel<Traits>, blocks, Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
+}
+
+// Pairs that the device runs at once: not every multiprocessor has a neighbour. The driver is asked once.
+template <class Traits>
+int pairs_at_once(int device) {
+  constexpr int kDevices = 64, kBytes = BwdPairSmem<Traits>::kBytes;
+  static std::atomic<int> known[kDevices];  // 0: not asked yet
+  if (device < kDevices && known[device] > 0) return known[device];
+  allow_shared_memory(bwd_pair_kernel<Traits>, kBytes);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(2);
+  config.blockDim = dim3(unsigned(Traits::kThreads));
+  config.dynamicSmemBytes = size_t(kBytes);
+  int pairs = 0;
+  FLASH_CHECK_CUDA(cudaOccupancyMaxActiveClusters(&pairs, bwd_pair_kernel<Traits>, &config), "bwd_pair_sm90");
+  if (device < kDevices) known[device] = pairs;
+  return pairs;
 }
 
 template <class Traits>
@@ -147,12 +170,14 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   using T = typename Traits::T;
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
-  const BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, Traits::kGeneral);
+  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, Traits::kGeneral);
+  args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
-  launch_dependent("bwd_pair_sm90", bwd_pair_kernel<Traits>, 2 * args.order.count(), Traits::kThreads,
-                   BwdPairSmem<Traits>::kBytes, s, args);
+  const int64_t pairs = std::min<int64_t>(args.order.count(), pairs_at_once<Traits>(p.device));
+  launch_dependent("bwd_pair_sm90", bwd_pair_kernel<Traits>, 2 * pairs, Traits::kThreads, BwdPairSmem<Traits>::kBytes,
+                   s, args);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 

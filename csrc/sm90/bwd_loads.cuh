@@ -1,5 +1,4 @@
-// Copies into shared memory. There is no producer warp: its registers are needed elsewhere. The dQ warpgroup has the
-// time.
+// Copies into shared memory.
 #pragma once
 
 #include "../ptx/fence.cuh"
@@ -18,13 +17,14 @@ __device__ __forceinline__ void load_tile(uint32_t dst, int panel_bytes, const C
 }
 
 template <class Traits>
-__device__ __forceinline__ void load_keys(const BwdArgs& args, const BwdKeys& block, BwdSmem<Traits> smem) {
+__device__ __forceinline__ void load_keys(const BwdArgs& args, const BwdKeys& block, BwdSmem<Traits> smem, int stage) {
   const int row = int(block.seq.k0) + block.n_block * Traits::kBlockN;
   const int batch = args.p.cu_seqlens_k ? 0 : block.batch;
-  ptx::mbarrier_arrive_expect_tx(smem.kv_full(), 2 * Traits::kKvBytes);
-  load_tile<Traits::kPanels>(smem.k(), Traits::kBlockN * 128, &args.map_k, smem.kv_full(), row,
+  const uint32_t bar = smem.kv_full(stage);
+  ptx::mbarrier_arrive_expect_tx(bar, 2 * Traits::kKvBytes);
+  load_tile<Traits::kPanels>(smem.k(stage), Traits::kBlockN * 128, &args.map_k, bar, row,
                              block.head_kv * args.step_k.head, batch * args.step_k.batch);
-  load_tile<Traits::kPanels>(smem.v(), Traits::kBlockN * 128, &args.map_v, smem.kv_full(), row,
+  load_tile<Traits::kPanels>(smem.v(stage), Traits::kBlockN * 128, &args.map_v, bar, row,
                              block.head_kv * args.step_v.head, batch * args.step_v.batch);
 }
 
@@ -45,16 +45,9 @@ __device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock
                              head * args.step_dout.head, batch * args.step_dout.batch);
 }
 
-// By one thread of the dQ warpgroup when dS of step `index` is complete: the step before has released its stage by
-// then, or is about to.
-template <class Traits>
-__device__ __forceinline__ void refill_queries(const BwdArgs& args, const BwdBlock& block, BwdSmem<Traits> smem,
-                                               int index, BwdSteps::Step step) {
-  const BwdSteps::Step next = block.steps.ahead(step, Traits::kStages - 1);
-  if (index == 0 || next.head >= block.steps.group) return;
-  const int done = index - 1, stage = done % Traits::kStages;
-  ptx::mbarrier_wait(smem.empty(stage), phase_of<Traits::kStages>(done));
-  load_queries<Traits>(args, block, smem, stage, next);
+// Whether memory goes on behind the last key that is used; where it does not, the copies bring zeros.
+__device__ __forceinline__ bool may_hold_unused_keys(const AttnParams& p) {
+  return p.cu_seqlens_k != nullptr || p.seqused_k != nullptr;
 }
 
 // Rows [first, rows) of a tile become zeros: rows of another segment, or unused ones, may hold NaN, and 0 * NaN is NaN.

@@ -15,7 +15,7 @@ struct BwdPairTraits {
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kKeys = 64;  // of one thread block; kTile.block_n of the pair
   static constexpr int kStages = kTile.stages, kDsStages = kTile.ds_stages;
-  static constexpr int kThreads = 384;
+  static constexpr int kThreads = 512;
   static constexpr bool kAhead = kTile.joint && !kGeneral;  // the next step's first products with this step's last ones
   static constexpr int kPanels = ceil_div(kHeadDim, 64), kPanelsV = ceil_div(kHeadDimV, 64);
 
@@ -30,16 +30,21 @@ struct BwdPairTraits {
 
 // Barriers. "remote": by the other thread block of the pair.
 //
-//   barrier     arrivals                                   who waits                                  first wait
-//   kv_full     1 + bytes of K, V, halves of K             everybody, once                            parity 0
-//   q_full      1 + bytes of Q and stats                   warpgroups 0 (S), 1 (dK)                   parity 0
-//   dout_full   1 + bytes of dO                            warpgroups 0 (dV), 1 (dP)                  parity 0
-//   q_empty     8 warps of warpgroups 0 and 1              nobody: the last to release a tile refills it
-//   dout_empty  8 warps of warpgroups 0 and 1              nobody: likewise
-//   p_full      4 warps of warpgroup 0                     warpgroup 1                                parity 0
-//   ds_full     4 warps of warpgroup 1                     warpgroup 2; the last arrival sends dS to the other block
-//   peer_full   1 + bytes of the other block's dS          warpgroup 2                                parity 0
-//   slot_empty  4 + 4 remote warps of the warpgroups 2     warpgroup 0                                parity 1
+//   barrier      arrivals                                   who waits                                   first wait
+//   tile_full    1, the query loader                        everybody, for the tile's BwdBlock          parity 0
+//   tile_empty   12 warps, loaders of keys and of dO        query loader                                parity 1
+//   claim_full   1, by the query loader of block 0          that of block 1                             parity 0
+//   claim_empty  1, by that of block 1                      that of block 0                             parity 1
+//   kv_full      1 + bytes of K, V, halves of K             warpgroups 0, 1, 2                          parity 0
+//   kv_empty     12 warps of these                          key loader                                  parity 1
+//   q_full       1 + bytes of Q and stats                   warpgroups 0 (S), 1 (dK)                    parity 0
+//   q_empty      8 warps of these                           query loader                                parity 1
+//   dout_full    1 + bytes of dO                            warpgroups 0 (dV), 1 (dP)                   parity 0
+//   dout_empty   8 warps of these                           dO loader                                   parity 1
+//   p_full       4 warps of warpgroup 0                     warpgroup 1                                 parity 0
+//   ds_full      4 warps of warpgroup 1                     warpgroup 2; the last arrival sends dS to the other block
+//   peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
+//   slot_empty   4 + 4 remote warps of the warpgroups 2     warpgroup 0                                 parity 1
 template <class Traits>
 struct BwdPairSmem {
   uint32_t base;
@@ -55,8 +60,10 @@ struct BwdPairSmem {
   static constexpr int kPeerDs = kSlots + kDsStages * kPanel;
   static constexpr int kStats = kPeerDs + kDsStages * kPanel;
   static constexpr int kBarriers = kStats + kStages * Traits::kStatsBytes;
-  static constexpr int kBlock = kBarriers + 8 * (1 + 4 * kStages + 4 * kDsStages);
-  static constexpr int kBytes = kBlock + int(sizeof(BwdBlock));
+  static constexpr int kTiles = 2;
+  static constexpr int kClaim = kBarriers + 8 * (2 * kTiles + 4 + 4 * kStages + 4 * kDsStages);
+  static constexpr int kBlocks = kClaim + 16;
+  static constexpr int kBytes = kBlocks + kTiles * int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
 
   __device__ uint32_t k() const { return base + kK; }           // [kPanels][64][64]
@@ -71,8 +78,14 @@ struct BwdPairSmem {
     return base + kStats + stage * Traits::kStatsBytes;
   }  // [kBlockM/16][2][16]
 
-  __device__ uint32_t kv_full() const { return base + kBarriers; }
-  __device__ uint32_t q_full(int stage) const { return base + kBarriers + 8 * (1 + stage); }
+  __device__ uint32_t claim() const { return base + kClaim; }  // of block 1: the tile that block 0 has claimed for both
+  __device__ uint32_t tile_full(int tile) const { return base + kBarriers + 8 * (tile % kTiles); }
+  __device__ uint32_t tile_empty(int tile) const { return tile_full(tile) + 8 * kTiles; }
+  __device__ uint32_t claim_full() const { return base + kBarriers + 16 * kTiles; }
+  __device__ uint32_t claim_empty() const { return claim_full() + 8; }
+  __device__ uint32_t kv_full() const { return claim_full() + 16; }
+  __device__ uint32_t kv_empty() const { return claim_full() + 24; }
+  __device__ uint32_t q_full(int stage) const { return claim_full() + 32 + 8 * stage; }
   __device__ uint32_t dout_full(int stage) const { return q_full(kStages + stage); }
   __device__ uint32_t q_empty(int stage) const { return q_full(2 * kStages + stage); }
   __device__ uint32_t dout_empty(int stage) const { return q_full(3 * kStages + stage); }

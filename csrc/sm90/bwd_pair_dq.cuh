@@ -20,20 +20,38 @@ __device__ __forceinline__ void issue_half_dq(float (&acc)[kCount], uint32_t ds,
   ptx::wgmma_commit_group();
 }
 
+// As in bwd_dq.cuh, in all copies of K that dQ reads.
 template <class Traits>
-__device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                            int rank) {
+__device__ __forceinline__ void clear_unused_pair_keys(const BwdArgs& args, const BwdBlock& block,
+                                                       BwdPairSmem<Traits> smem, int rank) {
+  constexpr int kKeys = Traits::kKeys;
+  const int used = block.seq.seqlen_k - block.n_block * Traits::kTile.block_n;
+  if (used >= Traits::kTile.block_n || !may_hold_unused_keys(args.p)) return;
+  const int own = min_of(kKeys, max_of(0, used - rank * kKeys)),
+            peer = min_of(kKeys, max_of(0, used - (rank ^ 1) * kKeys));
+  zero_rows<128>(smem.peer_k(), Traits::kHalfPanels, kKeys, peer, threadIdx.x % 128);
+  if constexpr (Traits::kHalfIsPanels)
+    zero_rows<128>(smem.k(), Traits::kPanels, kKeys, own, threadIdx.x % 128);
+  else
+    zero_rows<128>(smem.own_k(), Traits::kHalfPanels, kKeys, own, threadIdx.x % 128);
+  ptx::bar_sync(3, 128);
+}
+
+// All steps of a tile of keys.
+template <class Traits>
+__device__ __forceinline__ void add_pair_tile_to_dq(const BwdArgs& args, const BwdBlock& block,
+                                                    BwdPairSmem<Traits> smem, int rank, int& index) {
   constexpr int kBandsOfStep = Traits::kBlockM / kBandRows, kFirstGroup = Traits::kHalf / 8;
   constexpr int kColumns = Traits::kTile.dq_columns, kPieces = Traits::kHalf / kColumns;
   const int warp = threadIdx.x / 32 % 4;
   const int groups = args.p.head_dim / 8, bands = ceil_div(block.seq.seqlen_q, kBandRows);
   const uint32_t own_k =
       Traits::kHalfIsPanels ? smem.k() + rank * Traits::kHalfPanels * Traits::kPanelBytes : smem.own_k();
-  const int total = block.steps.total();
+  const int end = index + block.steps.total();
   BwdSteps::Step step{block.steps.begin, 0};
   float acc[kColumns / 2];
 #pragma unroll 1
-  for (int index = 0; index < total; index++) {
+  for (; index < end; index++) {
     const int slot = index % Traits::kDsStages;
     const uint32_t phase = phase_of<Traits::kDsStages>(index);
     const int my_band = step.m_block * kBandsOfStep + warp, head = block.head_kv * block.steps.group + step.head;
@@ -59,6 +77,23 @@ __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, const BwdBlock&
       if (my_band < bands) dq.add(args, acc, rank * kFirstGroup + piece * (kColumns / 8), groups);
     }
     step = block.steps.ahead(step, 1);
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void run_pair_dq(const BwdArgs& args, BwdPairSmem<Traits> smem, uint8_t* shared, int rank) {
+  int index = 0;
+#pragma unroll 1
+  for (int tile = 0;; tile++) {
+    const BwdBlock& block = wait_for_tile(smem, shared, tile);
+    if (block.empty) break;
+    ptx::mbarrier_wait(smem.kv_full(), tile % 2);
+    clear_unused_pair_keys<Traits>(args, block, smem, rank);
+    add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
+    if (threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(smem.kv_empty());
+      ptx::mbarrier_arrive(smem.tile_empty(tile));
+    }
   }
 }
 

@@ -10,13 +10,13 @@ template <class Traits>
 struct KeyWarpgroup : PairWarpgroup<Traits> {
   using Base = PairWarpgroup<Traits>;
   using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
-  using typename Base::Fragments, typename Base::Scores, typename Base::T;
+  using typename Base::Fragments, typename Base::Scores, typename Base::Stats, typename Base::T;
 
   float acc_dk[Traits::kHeadDim / 2];  // 64 x kHeadDim
 
   __device__ __forceinline__ KeyWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                          int rank)
-      : Base(args, block, smem, rank) {
+                                          int rank, int index)
+      : Base(args, block, smem, rank, index) {
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 2; i++) acc_dk[i] = 0.f;
   }
@@ -38,7 +38,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
   // dP of step `index`, on tile `m`
   __device__ __forceinline__ void issue_first(Scores& acc_dp, int m) {
     this->clear_foreign_queries(2, m);
-    if (index < block.steps.total()) this->wait_dout();
+    if (!Traits::kAhead || index < this->end) this->wait_dout();
     issue_scores<T, Traits::kHeadDimV, Traits::kKeys>(acc_dp, ptx::Descriptor::of(smem.v()),
                                                       ptx::Descriptor::of(smem.dout(this->stage())));
   }
@@ -52,12 +52,14 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     if constexpr (!Traits::kAhead) issue_first(acc_dp, m_block);
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dp);
-    release_dout<Traits>(args, block, smem, index, this->here());
+    this->release_dout(index);
     this->wait_q();
+    Stats delta;
+    delta.template load<1>(smem.stats(this->stage()));
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     const uint32_t address = transposed_address(smem.slot(this->slot()));
     const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
-    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, smem.stats(this->stage()), dropout_scale, [&](int i) {
+    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
       if (i % 8 == 0) ptx::ldmatrix_x4_trans(p, address + i / 8 * 16 * 128);
       return unpack2(p[i / 2 % 4], T());
     });
@@ -69,7 +71,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
     ptx::pin(acc_dk);
     ptx::pin(ds);
-    release_q<Traits>(args, block, smem, index - 1, this->here());
+    this->release_q(index - 1);
   }
 
   __device__ __forceinline__ void skip(Scores& carried) {
@@ -77,9 +79,9 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     hand_over();
     this->wait_dout();
-    release_dout<Traits>(args, block, smem, index, this->here());
+    this->release_dout(index);
     this->wait_q();
-    release_q<Traits>(args, block, smem, index, this->here());
+    this->release_q(index);
     index++;
     if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
   }

@@ -1,6 +1,5 @@
-// Copies into the shared memory of one thread block of a pair. A tile is refilled by
-// the last warp that releases it: with two stages the copies have to be issued at the earliest moment. Q and dO are
-// released apart, since each is needed by two products at different times.
+// Copies into the shared memory of one thread block of a pair. Q and dO come and go apart, since each is needed by two
+// products at different times.
 #pragma once
 
 #include "bwd_loads.cuh"
@@ -53,34 +52,6 @@ __device__ __forceinline__ void load_dout(const BwdArgs& args, const BwdBlock& b
   load_tile<Traits::kPanelsV>(smem.dout(stage), Traits::kPanelBytes, &args.map_dout, bar,
                               int(block.seq.q0) + step.m_block * Traits::kBlockM, head * args.step_dout.head,
                               (args.p.cu_seqlens_q ? 0 : block.batch) * args.step_dout.batch);
-}
-
-// Called by every warp of warpgroups 0 and 1 when it no longer needs Q (dO) of step `index`. Returns whether this
-// thread has to load the tile of the step `kStages` ahead.
-template <class Traits>
-__device__ __forceinline__ bool release_tile(uint32_t empty, int index) {
-  if (threadIdx.x % 32 != 0 || !ptx::mbarrier_arrive_is_last(empty)) return false;
-  ptx::mbarrier_wait(empty,
-                     phase_of<Traits::kStages>(index));  // passes at once; orders the others' reads before the copy
-  return true;
-}
-
-template <class Traits>
-__device__ __forceinline__ void release_q(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                          int index, BwdSteps::Step step) {
-  const int stage = index % Traits::kStages;
-  if (!release_tile<Traits>(smem.q_empty(stage), index)) return;
-  const BwdSteps::Step next = block.steps.ahead(step, Traits::kStages);
-  if (next.head < block.steps.group) load_q<Traits>(args, block, smem, stage, next);
-}
-
-template <class Traits>
-__device__ __forceinline__ void release_dout(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                             int index, BwdSteps::Step step) {
-  const int stage = index % Traits::kStages;
-  if (!release_tile<Traits>(smem.dout_empty(stage), index)) return;
-  const BwdSteps::Step next = block.steps.ahead(step, Traits::kStages);
-  if (next.head < block.steps.group) load_dout<Traits>(args, block, smem, stage, next);
 }
 
 }  // namespace flash::sm90

@@ -10,13 +10,13 @@ template <class Traits>
 struct ValueWarpgroup : PairWarpgroup<Traits> {
   using Base = PairWarpgroup<Traits>;
   using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
-  using typename Base::Fragments, typename Base::Scores, typename Base::T;
+  using typename Base::Fragments, typename Base::Scores, typename Base::Stats, typename Base::T;
 
   float acc_dv[Traits::kHeadDimV / 2];  // 64 x kHeadDimV
 
   __device__ __forceinline__ ValueWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                            int rank)
-      : Base(args, block, smem, rank) {
+                                            int rank, int index)
+      : Base(args, block, smem, rank, index) {
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDimV / 2; i++) acc_dv[i] = 0.f;
   }
@@ -31,7 +31,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.p_full(this->slot()));
   }
 
-  __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, uint32_t stats, int first_query) {
+  __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, const Stats& lse, int first_query) {
     const GeneralScores general{args.p, block.band, block.batch, block.head_kv * block.steps.group + this->head};
     const uint32_t visible = general.visible_entries<kBlockM>(this->key(), first_query);
     const uint32_t kept = general.kept_entries<kBlockM>(this->key(), first_query);
@@ -40,7 +40,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
 #pragma unroll
     for (int g = 0; g < kBlockM / 8; g++) {
       uint32_t packed[2];
-      general.exponentials<T>(acc_s, packed, g, stats, this->key(), first_query, visible, kept);
+      general.exponentials<T>(acc_s, packed, g, lse.of[g], this->key(), first_query, visible, kept);
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         p[g / 2][g % 2 * 2 + r] = packed[r];
@@ -53,7 +53,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
   // S of step `index`, on tile `m`
   __device__ __forceinline__ void issue_first(Scores& acc_s, int m) {
     this->clear_foreign_queries(1, m);
-    if (index < block.steps.total()) this->wait_q();
+    if (!Traits::kAhead || index < this->end) this->wait_q();
     issue_scores<T, Traits::kHeadDim, Traits::kKeys>(acc_s, ptx::Descriptor::of(smem.k()),
                                                      ptx::Descriptor::of(smem.q(this->stage())));
   }
@@ -63,23 +63,24 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     Scores fresh;
     Scores& acc_s = pick<Traits::kAhead>(carried, fresh);
     Fragments p;
+    Stats lse;
     if constexpr (!Traits::kAhead) issue_first(acc_s, m_block);
+    lse.template load<0>(smem.stats(this->stage()));
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_s);
-    const uint32_t stats = smem.stats(this->stage());
     const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
     if constexpr (Traits::kGeneral) {
       wait_slot();
-      make_general_p(acc_s, p, stats, first_query);
+      make_general_p(acc_s, p, lse, first_query);
     } else {
-      exponentials(acc_s, stats, args.p.softmax_scale * kLog2e);
+      exponentials(acc_s, lse, args.p.softmax_scale * kLog2e);
       if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block.band, this->key(), first_query));
       pack_fragments<T>(acc_s, p);
       wait_slot();
       store_transposed(smem.slot(this->slot()), p);
     }
     hand_over();
-    release_q<Traits>(args, block, smem, index, this->here());
+    this->release_q(index);
     this->wait_dout();
     issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(this->stage()), Traits::kPanelBytes));
     index++;
@@ -87,7 +88,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
     ptx::pin(acc_dv);
     ptx::pin(p);
-    release_dout<Traits>(args, block, smem, index - 1, this->here());
+    this->release_dout(index - 1);
   }
 
   __device__ __forceinline__ void skip(Scores& carried) {
@@ -97,9 +98,9 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     store_transposed(smem.slot(this->slot()), zeros);
     hand_over();
     this->wait_q();
-    release_q<Traits>(args, block, smem, index, this->here());
+    this->release_q(index);
     this->wait_dout();
-    release_dout<Traits>(args, block, smem, index, this->here());
+    this->release_dout(index);
     index++;
     if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
   }

@@ -31,16 +31,25 @@ struct PairWarpgroup {
   static constexpr bool kGeneral = Traits::kGeneral, kAhead = Traits::kAhead;
   using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
   using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
+  using Stats = QueryStats<kBlockM / 8>;
 
   const BwdArgs& args;
   const BwdBlock& block;
   const BwdPairSmem<Traits> smem;
   const int rank;
-  int index = 0, m_block, head = 0;  // of the step
+  int index;              // of the step, counted over all tiles of keys
+  const int end;          // behind the last step of this tile
+  int m_block, head = 0;  // of the step
 
   __device__ __forceinline__ PairWarpgroup(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                           int rank)
-      : args(args), block(block), smem(smem), rank(rank), m_block(block.steps.begin) {}
+                                           int rank, int index)
+      : args(args),
+        block(block),
+        smem(smem),
+        rank(rank),
+        index(index),
+        end(index + block.steps.total()),
+        m_block(block.steps.begin) {}
 
   __device__ __forceinline__ int stage() const { return index % Traits::kStages; }
   __device__ __forceinline__ int slot() const { return index % Traits::kDsStages; }
@@ -57,6 +66,14 @@ struct PairWarpgroup {
     ptx::mbarrier_wait(smem.dout_full(stage()), phase_of<Traits::kStages>(index));
   }
 
+  // This warp no longer needs Q, or dO, of step `step`.
+  __device__ __forceinline__ void release_q(int step) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.q_empty(step % Traits::kStages));
+  }
+  __device__ __forceinline__ void release_dout(int step) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.dout_empty(step % Traits::kStages));
+  }
+
   // Queries beyond the segment: both warpgroups write the zeros, so that neither has to wait for the other.
   __device__ __forceinline__ void clear_foreign_queries(int barrier, int m_block) {
     if (m_block != block.foreign_m) return;
@@ -69,10 +86,9 @@ struct PairWarpgroup {
   }
   // With index already that of the next step: its tile of queries; -2 behind the last step, which is no tile to clear.
   __device__ __forceinline__ int next_m() const {
-    if (index >= block.steps.total()) return -2;
+    if (index >= end) return -2;
     return m_block + 1 == block.steps.end() ? block.steps.begin : m_block + 1;
   }
-  __device__ __forceinline__ BwdSteps::Step here() const { return {m_block, head}; }
 };
 
 // The steps of one head up to tile `end`; `warpgroup` has skip() and step<kMasked>(), which count its index.

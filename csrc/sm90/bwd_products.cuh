@@ -51,16 +51,23 @@ __device__ __forceinline__ void issue_scores(float (&acc)[kCount], const KeyFrag
   ptx::wgmma_commit_group();
 }
 
-// acc (64 x columns) += fragments (64 x kBlockM) queries (kBlockM x columns, MN-major)
+// acc (64 x columns) += fragments (64 x kBlockM) queries (kBlockM x columns, MN-major). At most 128 columns at a time:
+// ptxas refuses 256 in a thread block of 512 threads, which start with 128 registers each.
 template <class T, int kCount, int kSteps>
 __device__ __forceinline__ void issue_gradients(float (&acc)[kCount], uint32_t (&fragments)[kSteps][4],
                                                 ptx::Descriptor queries) {
+  constexpr int kPieces = kCount > 96 ? 2 : 1, kPiece = kCount / kPieces;
+  constexpr int kPanelBytes = kSteps * 16 * 128;
   const ptx::Descriptor b = queries.opaque();
   ptx::pin(acc);
   ptx::pin(fragments);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < kSteps; k++) ptx::wgmma_rs<T>(acc, fragments[k], b + ptx::mn_major_step(k), true);
+  for (int piece = 0; piece < kPieces; piece++)
+#pragma unroll
+    for (int k = 0; k < kSteps; k++)
+      ptx::wgmma_rs<T>(reinterpret_cast<float (&)[kPiece]>(acc[piece * kPiece]), fragments[k],
+                       b + (piece * (kPiece / 32) * kPanelBytes + ptx::mn_major_step(k)), true);
   ptx::wgmma_commit_group();
 }
 

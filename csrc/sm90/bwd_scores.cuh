@@ -7,15 +7,22 @@
 
 namespace flash::sm90 {
 
-// LSE (kWhich 0) or delta (kWhich 1) of this thread's two queries of group `g`, from [kBlockM/16][2][16]
-template <int kWhich>
-__device__ __forceinline__ float2 load_stats(uint32_t stats, int g) {
-  const uint32_t address =
-      stats + (g / 2) * (kBandStats * 4) + kWhich * (kBandRows * 4) + (g % 2) * 32 + threadIdx.x % 4 * 8;
-  float2 x;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address));
-  return x;
-}
+// LSE (kWhich 0) or delta (kWhich 1) of this thread's two queries of each group of eight, from [kBlockM/16][2][16].
+// Loaded before the wait for the product that needs them: behind it their latency would be in the open.
+template <int kGroups>
+struct QueryStats {
+  float2 of[kGroups];
+
+  template <int kWhich>
+  __device__ __forceinline__ void load(uint32_t stats) {
+#pragma unroll
+    for (int g = 0; g < kGroups; g++) {
+      const uint32_t address =
+          stats + (g / 2) * (kBandStats * 4) + kWhich * (kBandRows * 4) + (g % 2) * 32 + threadIdx.x % 4 * 8;
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(of[g].x), "=f"(of[g].y) : "r"(address));
+    }
+  }
+};
 
 __device__ __forceinline__ float2 unpack2(uint32_t x, __nv_bfloat16) {
   return {__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000u)};
@@ -46,15 +53,15 @@ struct VisibleQueries {
 
 // acc_s: S in, P out. Selecting after the exponential keeps whatever a hidden row holds out of the result.
 template <int kCount>
-__device__ __forceinline__ void exponentials(float (&acc_s)[kCount], uint32_t stats, float scale_log2) {
+__device__ __forceinline__ void exponentials(float (&acc_s)[kCount], const QueryStats<kCount / 4>& lse,
+                                             float scale_log2) {
 #pragma unroll
   for (int g = 0; g < kCount / 4; g++) {
-    const float2 lse = load_stats<0>(stats, g);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       float* s = acc_s + 4 * g + 2 * r;
-      s[0] = exp2_approx(fmaf(s[0], scale_log2, -lse.x));
-      s[1] = exp2_approx(fmaf(s[1], scale_log2, -lse.y));
+      s[0] = exp2_approx(fmaf(s[0], scale_log2, -lse.of[g].x));
+      s[1] = exp2_approx(fmaf(s[1], scale_log2, -lse.of[g].y));
     }
   }
 }
@@ -76,10 +83,11 @@ __device__ __forceinline__ void pack_fragments(const float (&acc)[kCount], uint3
 // i + 1. A factor of 0 gives 0 whatever dP and delta hold: rows beyond a segment may be NaN.
 template <class T, bool kDropout, bool kMasked, int kCount, class Factor>
 __device__ __forceinline__ void score_gradients(const float (&acc_dp)[kCount], uint32_t (&ds_fragments)[kCount / 8][4],
-                                                uint32_t stats, float dropout_scale, Factor factor) {
+                                                const QueryStats<kCount / 4>& deltas, float dropout_scale,
+                                                Factor factor) {
 #pragma unroll
   for (int g = 0; g < kCount / 4; g++) {
-    const float2 delta = load_stats<1>(stats, g);
+    const float2 delta = deltas.of[g];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int i = 4 * g + 2 * r;

@@ -11,30 +11,34 @@ struct BwdTile {
   int block_n;    // keys of a thread block; 64 per main warpgroup, or 64 per block of a cluster pair
   int stages;     // Q and dO tiles in shared memory
   int ds_stages;  // dS tiles between the main warpgroups and the one that computes dQ
+  int kv_stages;  // K and V tiles, up to 128; with two the next ones are there before the last ones are done with
   bool joint;     // more products in flight. Up to 128: S and dP together, and P stays in fp32 for dS (otherwise dS
                   // takes P rounded to 16 bit); pairs: the next step's first with this step's last
   bool kv_in_registers;              // K and V as register operands of S and dP: they are read from shared memory once
   int dq_columns;                    // columns of dQ that are computed at once: decides its registers
-  int registers_main, registers_dq;  // of a thread; two main warpgroups and one for dQ share 504
+  int registers_main, registers_dq;  // of a thread; two main warpgroups, one for dQ and the producer share 512
+  int registers_producer;
 };
 
 constexpr BwdTile bwd_tile_row(int head_dim) {
   // 64: accumulators are small, so P keeps fp32, and K and V fit into registers, which frees the shared memory's
   // bandwidth (80 % of the products' time instead of 100 %). Four stages and three dS tiles: 2 % over three and two.
   //
-  // 96, 128: S and dP take turns in registers; at 128 dQ comes in pieces of 64 columns, so that 72 registers do.
+  // 96, 128: S and dP take turns in registers; at 128 dQ comes in pieces of 64 columns, so that 64 registers do.
   //
   // 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh), whose dK and dV fill the registers. Each
   // adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and dO
   // are all that fits, and at 256 one dS tile. Joint steps gain 6 to 10 % at 192. At 256 their registers would have to
   // come from dQ: its pieces would be narrow, and with one dS tile the whole step waits for dQ (30 % slower).
   //
-  //                             m   n stages ds joint kv_regs dq main dq
-  if (head_dim <= 64) return {64, 128, 4, 3, true, true, 64, 216, 72};
-  if (head_dim <= 96) return {64, 128, 3, 2, false, false, 96, 208, 88};
-  if (head_dim <= 128) return {64, 128, 3, 2, false, false, 64, 216, 72};
-  if (head_dim <= 192) return {64, 128, 2, 2, true, false, 96, 208, 88};
-  return {64, 128, 2, 1, false, false, 128, 200, 104};
+  // The producer has 32 registers, for with 24 it spills.
+  //
+  //                             m   n stages ds kv joint kv_regs dq main dq producer
+  if (head_dim <= 64) return {64, 128, 4, 3, 2, true, true, 64, 208, 64, 32};
+  if (head_dim <= 96) return {64, 128, 3, 2, 1, false, false, 96, 200, 80, 32};
+  if (head_dim <= 128) return {64, 128, 3, 2, 1, false, false, 64, 208, 64, 32};
+  if (head_dim <= 192) return {64, 128, 2, 2, 1, true, false, 96, 200, 80, 32};
+  return {64, 128, 2, 1, 1, false, false, 128, 192, 96, 32};
 }
 
 constexpr BwdTile bwd_tile(int head_dim) {
@@ -56,7 +60,7 @@ constexpr BwdTile bwd_tile(int head_dim) {
 #endif
 #ifdef FLASH_TUNE_BWD_REGISTERS_DQ
   t.registers_dq = FLASH_TUNE_BWD_REGISTERS_DQ;
-  t.registers_main = (504 - t.registers_dq) / 16 * 8;
+  t.registers_main = (512 - t.registers_dq - t.registers_producer) / 16 * 8;
 #endif
   return t;
 }

@@ -11,12 +11,6 @@ namespace flash::sm90 {
 // Keys and values of the heads that are worked on together should stay in the L2 cache.
 inline constexpr int64_t kL2Bytes = 32 << 20;
 
-inline int multiprocessors(int device) {
-  int count = 0;
-  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
-  return count;
-}
-
 template <class Traits>
 void set_maps(FwdArgs& a) {
   const FwdParams& p = a.params;

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import flash_ext
-from flash_ext.testing import Problem, poison
+from flash_ext.testing import Problem, check_draws, poison
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +65,15 @@ def test_memory_is_linear() -> None:
     out.sum().backward()
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB
     assert grown < 64 * 1024 and q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("seqlen_k", [2, 3, 40])
+def test_exact_where_few_numbers_decide(seqlen_k: int) -> None:
+    """dsinks has one number per head, and with few keys delta, taken from the rounded out, weighs most. One draw says
+    little: plain attention may be exact by luck."""
+    options = {"sinks": torch.tensor([-1.0, 0.5])}
+    draws = []
+    for seed in range(12):
+        q, k, v = torch.randn(1, 60, 2, 64), *torch.randn(2, 1, seqlen_k, 2, 64)
+        draws.append(Problem(q.bfloat16(), k.bfloat16(), v.bfloat16(), options, seed=seed))
+    check_draws(draws, "cpu")

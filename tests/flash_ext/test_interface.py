@@ -301,3 +301,24 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_packed_rows_of_no_sequence():
+    """Past the last sequence gradients are zero, and what lies there reaches nothing. (out and lse: only on the CPU.)"""
+    q, k, v = (torch.randn(12, 2, 16) for _ in range(3))
+    cu = torch.tensor([0, 3, 8], dtype=torch.int32)
+    results = {}
+    for tail in (0.0, math.nan):
+        leaves = [t.clone() for t in (q, k, v)]
+        for t in leaves:
+            t[8:] = tail
+            t.requires_grad_()
+        with flash_ext.testing.poison():
+            out, lse = flash_ext.flash_attn_varlen_func(*leaves, cu, cu, 5, 5, causal=True, return_lse=True)
+            dout = torch.ones_like(out)
+            dout[8:] = tail
+            grads = torch.autograd.grad(out, leaves, dout)
+        assert (out[8:] == 0).all() and (lse[:, 8:] == -math.inf).all()
+        assert all((g[8:] == 0).all() for g in grads)
+        results[tail] = (out, lse, *grads)
+    assert all(torch.equal(a, b) for a, b in zip(*results.values(), strict=True))

@@ -103,8 +103,10 @@ void test_tiles() {
     if (key.pass != Pass::kBwd || key.arch != Arch::kSm90) continue;
     const BwdTile t = bwd_tile(key.head_dim);
     EXPECT(t.block_m == 64 && t.block_n == 128, "tiles of head_dim ", key.head_dim);
-    EXPECT(2 * t.registers_main + t.registers_dq <= 504, "registers of head_dim ", key.head_dim);
-    EXPECT(t.registers_main % 8 == 0 && t.registers_dq % 8 == 0, "registers come in eights");
+    EXPECT(2 * t.registers_main + t.registers_dq + t.registers_producer <= 4 * 128, "registers of head_dim ",
+           key.head_dim);
+    EXPECT(t.registers_main % 8 == 0 && t.registers_dq % 8 == 0 && t.registers_producer % 8 == 0,
+           "registers come in eights");
     EXPECT(key.head_dim % t.dq_columns == 0, "pieces of dQ");
   }
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import DTYPES, cumulated, problem, rand
+from problems import DTYPES, HEAD_DIMS, cumulated, problem, rand
 
 from flash_ext.testing import Problem, check, poison
 
@@ -51,6 +51,14 @@ def test_integer_sums_hold_extreme_rows():
     p.k[:, 11] *= 4
     p.q[:, 5] *= 8
     check(p, "sm90")
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window_size": (40, 0)}], ids=str)
+def test_many_tiles_of_keys(options, head_dim):
+    """Every thread block works through several of them; what nobody sees makes tiles without steps."""
+    with poison():
+        check(problem(150, 1500, head_dim, (40, 20), **options), "sm90")
 
 
 @pytest.mark.parametrize("head_dim", [64, 256])

@@ -1,0 +1,80 @@
+// The producer warpgroup: one warp claims tiles of keys, says to the others what they are, and copies the queries of
+// their steps; another one copies their keys. Both run ahead across tiles as far as there is room.
+#pragma once
+
+#include "../ptx/griddep.cuh"
+#include "bwd_loads.cuh"
+#include "fwd_counters.cuh"
+
+namespace flash::sm90 {
+
+// The tile behind `last` in the order of blocks that this thread block gets.
+__device__ __forceinline__ int claim_tile(const BwdArgs& args, int last) {
+  if (args.counter_slot < 0) return last + gridDim.x;
+  return gridDim.x + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
+}
+
+// The last of `workers` thread blocks, or pairs, leaves the counter as it found it.
+__device__ __forceinline__ void finish_claims(const BwdArgs& args, int workers) {
+  if (args.counter_slot < 0) return;
+  Counter& counter = tile_counters[args.counter_slot];
+  if (atomicAdd(&counter.finished, 1) == workers - 1) counter = {0, 0};
+}
+
+// By one thread. Behind the last tile comes an empty one.
+template <class Traits>
+__device__ __forceinline__ void run_query_loader(const BwdArgs& args, BwdSmem<Traits> smem, uint8_t* shared) {
+  using Smem = BwdSmem<Traits>;
+  int index = 0;
+#pragma unroll 1
+  for (int tile = 0, claimed = blockIdx.x;; tile++) {
+    BwdBlock& block = block_of(smem, shared, tile);
+    ptx::mbarrier_wait(smem.tile_empty(tile), phase_of<Smem::kTiles>(tile) ^ 1);
+    // As late as the copies allow: who claims early may keep a long tile waiting for the end of another.
+    if (tile > 0) claimed = claim_tile(args, claimed);
+    block.empty = true;
+#pragma unroll 1
+    for (; claimed < args.order.count(); claimed = claim_tile(args, claimed)) {
+      static_cast<BwdKeys&>(block) = BwdKeys::of(args, claimed, Traits::kBlockN);
+      if (!block.empty) break;
+    }
+    if (!block.empty) block.find_steps(args, Traits::kBlockM, Traits::kBlockN);
+    ptx::mbarrier_arrive(smem.tile_full(tile));
+    if (block.empty) break;
+    ptx::griddepcontrol_wait();  // for what the preprocess kernel wrote; passes at once later on
+    const int total = block.steps.total();
+    BwdSteps::Step step{block.steps.begin, 0};
+#pragma unroll 1
+    for (int i = 0; i < total; i++, index++) {
+      const int stage = index % Traits::kStages;
+      ptx::mbarrier_wait(smem.empty(stage), phase_of<Traits::kStages>(index) ^ 1);
+      load_queries<Traits>(args, block, smem, stage, step);
+      step = block.steps.ahead(step, 1);
+    }
+  }
+  finish_claims(args, gridDim.x);
+}
+
+// By one thread.
+template <class Traits>
+__device__ __forceinline__ void run_key_loader(const BwdArgs& args, BwdSmem<Traits> smem, uint8_t* shared) {
+#pragma unroll 1
+  for (int tile = 0;; tile++) {
+    const BwdBlock& block = wait_for_tile(smem, shared, tile);
+    if (block.empty) break;
+    const int stage = tile % Traits::kKvStages;
+    ptx::mbarrier_wait(smem.kv_empty(stage), phase_of<Traits::kKvStages>(tile) ^ 1);
+    load_keys<Traits>(args, block, smem, stage);
+    ptx::mbarrier_arrive(smem.tile_empty(tile));
+  }
+}
+
+template <class Traits>
+__device__ __forceinline__ void run_producer(const BwdArgs& args, BwdSmem<Traits> smem, uint8_t* shared) {
+  const int warp = threadIdx.x / 32 % 4;
+  if (threadIdx.x % 32 != 0) return;
+  if (warp == 0) run_query_loader(args, smem, shared);
+  if (warp == 1) run_key_loader(args, smem, shared);
+}
+
+}  // namespace flash::sm90

@@ -1,0 +1,110 @@
+// The producer warpgroup of each thread block of a pair: one warp claims tiles of keys, says to the others what they
+// are, and copies Q of their steps; one copies dO, one K and V. All run ahead across tiles as far as there is room.
+#pragma once
+
+#include "../ptx/cluster.cuh"
+#include "../ptx/griddep.cuh"
+#include "bwd_loader.cuh"
+#include "bwd_pair_loads.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+struct PairLoader {
+  using Smem = BwdPairSmem<Traits>;
+
+  const BwdArgs& args;
+  const Smem smem;
+  uint8_t* const shared;
+  const int rank;
+
+  // Block 0 of the pair claims, and tells block 1. `count`: claims so far.
+  __device__ __forceinline__ int claim(int last, int& count) const {
+    const int pairs = gridDim.x / 2;
+    if (args.counter_slot < 0) return last + pairs;
+    const uint32_t parity = count++ % 2;
+    int index;
+    if (rank == 0) {
+      index = pairs + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
+      ptx::mbarrier_wait_cluster(smem.claim_empty(), parity ^ 1);
+      ptx::store_to_cluster(ptx::mapa(smem.claim(), 1), index);
+      ptx::mbarrier_arrive_remote(smem.claim_full(), 1);
+    } else {
+      ptx::mbarrier_wait_cluster(smem.claim_full(), parity);
+      index = *reinterpret_cast<const volatile int*>(shared + Smem::kClaim);
+      ptx::mbarrier_arrive_remote(smem.claim_empty(), 0);
+    }
+    return index;
+  }
+
+  __device__ __forceinline__ void run_q() const {
+    int index = 0, claims = 0;
+#pragma unroll 1
+    for (int tile = 0, claimed = blockIdx.x / 2;; tile++) {
+      BwdBlock& block = block_of(smem, shared, tile);
+      ptx::mbarrier_wait(smem.tile_empty(tile), phase_of<Smem::kTiles>(tile) ^ 1);
+      if (tile > 0) claimed = claim(claimed, claims);
+      block.empty = true;
+#pragma unroll 1
+      for (; claimed < args.order.count(); claimed = claim(claimed, claims)) {
+        static_cast<BwdKeys&>(block) = BwdKeys::of(args, claimed, Traits::kTile.block_n);
+        if (!block.empty) break;
+      }
+      if (!block.empty) block.find_steps(args, Traits::kBlockM, Traits::kTile.block_n);
+      ptx::mbarrier_arrive(smem.tile_full(tile));
+      if (block.empty) break;
+      ptx::griddepcontrol_wait();  // for what the preprocess kernel wrote; passes at once later on
+      each_step(block, index, [&](int stage, uint32_t phase, BwdSteps::Step step) {
+        ptx::mbarrier_wait(smem.q_empty(stage), phase ^ 1);
+        load_q<Traits>(args, block, smem, stage, step);
+      });
+    }
+    if (rank == 0) finish_claims(args, gridDim.x / 2);
+  }
+
+  __device__ __forceinline__ void run_dout() const {
+    int index = 0;
+#pragma unroll 1
+    for (int tile = 0;; tile++) {
+      const BwdBlock& block = wait_for_tile(smem, shared, tile);
+      if (block.empty) break;
+      each_step(block, index, [&](int stage, uint32_t phase, BwdSteps::Step step) {
+        ptx::mbarrier_wait(smem.dout_empty(stage), phase ^ 1);
+        load_dout<Traits>(args, block, smem, stage, step);
+      });
+      ptx::mbarrier_arrive(smem.tile_empty(tile));
+    }
+  }
+
+  __device__ __forceinline__ void run_keys() const {
+#pragma unroll 1
+    for (int tile = 0;; tile++) {
+      const BwdBlock& block = wait_for_tile(smem, shared, tile);
+      if (block.empty) break;
+      ptx::mbarrier_wait(smem.kv_empty(), tile % 2 ^ 1);
+      load_pair_keys<Traits>(args, block, smem, rank);
+      ptx::mbarrier_arrive(smem.tile_empty(tile));
+    }
+  }
+
+  // By one thread of each warp.
+  __device__ __forceinline__ void run() const {
+    const int warp = threadIdx.x / 32 % 4;
+    if (threadIdx.x % 32 != 0) return;
+    if (warp == 0) run_q();
+    if (warp == 1) run_dout();
+    if (warp == 2) run_keys();
+  }
+
+ private:
+  template <class Load>
+  __device__ __forceinline__ void each_step(const BwdBlock& block, int& index, Load load) const {
+    const int end = index + block.steps.total();
+    BwdSteps::Step step{block.steps.begin, 0};
+#pragma unroll 1
+    for (; index < end; index++, step = block.steps.ahead(step, 1))
+      load(index % Traits::kStages, phase_of<Traits::kStages>(index), step);
+  }
+};
+
+}  // namespace flash::sm90
