@@ -17,6 +17,7 @@ ARCHS = ("`simt` (any GPU)", "`sm80` (Ampere and later)", "`sm90` (Hopper)")
 DTYPES = ("fp32", "fp16", "bf16", "fp8 e4m3")
 MASKS = ("none", "causal", "window", "all")
 LAYOUTS = ("dense", "packed", "dense, packed")
+VARIANTS_FP8 = ("none", "softcap, sinks", "all or none")
 VARIANTS = ("none", "softcap, ALiBi, bias, sinks, dropout", "all or none")
 
 CAPTIONS = {
@@ -40,8 +41,9 @@ def table(instances: Sequence[Sequence[int]]) -> str:
     for (arch, pass_, mask, layout, variant), by_dtype in sorted(groups.items()):
         for served in dict.fromkeys(map(tuple, by_dtype.values())):
             dtypes = ", ".join(DTYPES[d] for d, dims in sorted(by_dtype.items()) if tuple(dims) == served)
+            options = (VARIANTS_FP8 if dtypes == "fp8 e4m3" else VARIANTS)[variant]
             what = (ARCHS[-arch], PASSES[pass_], dtypes, ", ".join(served))
-            lines.append(f"| {' | '.join((*what, MASKS[mask], LAYOUTS[layout], VARIANTS[variant]))} |")
+            lines.append(f"| {' | '.join((*what, MASKS[mask], LAYOUTS[layout], options))} |")
     return "\n".join(lines)
 
 

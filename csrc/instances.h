@@ -53,7 +53,7 @@ struct Family {
   constexpr int size() const { return dtypes.count * dims.count * masks.count * layouts.count * variants.count; }
 };
 
-inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16;
+inline constexpr DType kF32 = DType::kF32, kF16 = DType::kF16, kBF16 = DType::kBF16, kE4M3 = DType::kE4M3;
 inline constexpr HeadDims kD64{64, 64}, kD128{128, 128}, kD256{256, 256};
 inline constexpr HeadDims kD96{96, 96}, kD192x128{192, 128}, kD192{192, 192};
 
@@ -69,6 +69,8 @@ inline constexpr Family kFamilies[] = {
     {Pass::kBwd,   Arch::kSm80, {kF16, kBF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
     {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
     {Pass::kFwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
+    {Pass::kFwd,   Arch::kSm90, {kE4M3}, {kD64, kD96, kD128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
+    {Pass::kFwd,   Arch::kSm90, {kE4M3}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
     {Pass::kBwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD96, kD128, kD192x128, kD192, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kPlain}},
     {Pass::kBwd,   Arch::kSm90, {kBF16, kF16}, {kD64, kD128, kD256}, {Mask::kAny}, {Layout::kAny}, {Variant::kGeneral}},
     {Pass::kFwd,   Arch::kSm80, {kF32}, {kD64, kD128}, {Mask::kAny}, {Layout::kAny}, {Variant::kAny}},  // 3xTF32

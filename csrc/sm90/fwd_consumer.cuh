@@ -11,7 +11,7 @@ namespace flash::sm90 {
 template <class Traits, class Block = FwdBlock<Traits>>
 class FwdConsumer : Block {
  public:
-  __device__ __forceinline__ FwdConsumer(const typename Traits::Args& a, const FwdSmem<Traits>& s, int w)
+  __device__ __forceinline__ FwdConsumer(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
       : Block(a, s, w) {}
 
   __device__ __forceinline__ void run() {
@@ -108,7 +108,7 @@ class FwdConsumer : Block {
     ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
   }
 
-  __device__ __forceinline__ void store(int done_slot) const {
+  __device__ __forceinline__ void store(int done_slot) {
     const Tile& t = smem.work(done_slot).tile;
     this->store_tile(t);
     __syncwarp();

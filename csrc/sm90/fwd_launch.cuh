@@ -23,9 +23,8 @@ void set_maps(FwdArgs& a) {
   a.map_q = ptx::tensor_map(p.q, shape(packed_q, p.seqlen_q, p.total_q, p.num_heads, p.head_dim), p.dtype, 64, "q");
   a.map_k = ptx::tensor_map(k, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim), p.dtype,
                             Traits::kBlockN, "k");
-  if constexpr (Traits::kDType != DType::kE4M3)  // whose V is read from a workspace
-    a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
-                              Traits::kBlockN, "v");
+  a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
+                            Traits::kBlockN, "v");
   a.zero_v_tail = packed_k || p.seqused_k != nullptr || p.total_k == 0;
   a.q_batch_step = ptx::coordinate_step(p.q.batch);
   a.q_head_step = ptx::coordinate_step(p.q.head);

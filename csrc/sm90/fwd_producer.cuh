@@ -8,17 +8,17 @@
 
 namespace flash::sm90 {
 
-template <class Traits>
+template <class Traits, class Smem = FwdSmem<Traits>>
 class FwdProducer {
  public:
-  __device__ __forceinline__ FwdProducer(const typename Traits::Args& a, const FwdSmem<Traits>& s)
+  __device__ __forceinline__ FwdProducer(const typename Traits::Args& a, const Smem& s)
       : args(a), smem(s), lane(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
     if (lane == 0) {
       ptx::prefetch_tensormap(&args.map_q);
       ptx::prefetch_tensormap(&args.map_k);
-      if constexpr (Traits::kDType != DType::kE4M3) ptx::prefetch_tensormap(&args.map_v);
+      ptx::prefetch_tensormap(&args.map_v);
     }
     // One stream of blocks over all tiles, K one block ahead of V: the first K of a tile is loaded before the last V of
     // the tile before it, and the tile is claimed before that.
@@ -28,8 +28,7 @@ class FwdProducer {
     if (tile.valid()) {
       load_k(tile, blocks.end - 1);
       load_q(tile);
-      if constexpr (Traits::kDType == DType::kE4M3)
-        ptx::griddepcontrol_wait();  // for V, transposed by the kernel in front
+      if constexpr (Traits::kDType == DType::kE4M3 && Traits::kTransposers == 0) ptx::griddepcontrol_wait();
     }
     while (tile.valid()) {
       int n_block = blocks.end - 1;
@@ -58,9 +57,9 @@ class FwdProducer {
   static constexpr int kBlockN = Traits::kBlockN;
 
   const typename Traits::Args& args;
-  const FwdSmem<Traits> smem;
+  const Smem smem;
   const int lane;
-  RingState q{1}, k{1}, v{1}, slot{1}, landed{0};
+  RingState q{1}, k{1}, v{1}, slot{1}, landed{0}, raw{1};
 
   // Tells the consumers; returns the blocks to load.
   __device__ __forceinline__ BlockRange publish(const Tile& tile) {
@@ -116,15 +115,32 @@ class FwdProducer {
   }
 
   __device__ __forceinline__ void load_v(const Tile& tile, int n_block) {
-    if constexpr (Traits::kDType == DType::kE4M3) {
-      load_value_tile(tile, n_block);
+    if constexpr (Traits::kTransposers > 0) {
+      load_raw_v(tile, n_block);
+    } else if constexpr (Traits::kDType == DType::kE4M3) {
+      load_transposed_v(tile, n_block);
     } else {
       load_v_rows(tile, n_block);
     }
   }
 
-  // 8 bit: V transposed, as another kernel has written it (fp8_transpose.cuh), zeros behind the sequence.
-  __device__ __forceinline__ void load_value_tile(const Tile& tile, int n_block) {
+  // 8 bit: for warps that transpose it (fp8_transposer.cuh).
+  __device__ __forceinline__ void load_raw_v(const Tile& tile, int n_block) {
+    const uint32_t full = smem.raw_full(raw.stage), buffer = smem.raw(raw.stage);
+    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.v_head_step,
+              batch = tile.batch * args.v_batch_step;
+    ptx::mbarrier_wait(smem.raw_empty(raw.stage), raw.parity);
+    if (lane == 0) {
+      ptx::mbarrier_arrive_expect_tx(full, Traits::kRawBytes);
+#pragma unroll
+      for (int panel = 0; panel < Traits::kPanelsV; panel++)
+        ptx::tma_load(buffer + panel * kBlockN * 128, &args.map_v, full, panel * 128, row, head, batch);
+    }
+    raw.template advance<Traits::kRawStages>();
+  }
+
+  // 8 bit: as another kernel has transposed it (fp8_transpose.cuh).
+  __device__ __forceinline__ void load_transposed_v(const Tile& tile, int n_block) {
     const uint32_t full = smem.v_full(v.stage), buffer = smem.v(v.stage);
     const uint8_t* source = args.value_tile(tile, n_block);
     ptx::mbarrier_wait(smem.v_empty(v.stage), v.parity);

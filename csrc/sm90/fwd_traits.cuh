@@ -25,6 +25,7 @@ struct FwdTraits {
   static constexpr int kStages = kTile.kv_stages, kQStages = kTile.q_stages;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
+  static constexpr int kTransposers = 0;  // warps between the producer and the consumers of V
 
   // A warpgroup may pass over blocks of its tile that only the other warpgroups see. More than these and it would wait
   // for a block whose load waits for the V block that it still holds.
@@ -134,13 +135,13 @@ struct FwdSmem {
     for (int i = 0; i < kStages; i++) {
       ptx::mbarrier_init(k_full(i), 1);
       ptx::mbarrier_init(k_empty(i), Traits::kConsumerWarps);
-      ptx::mbarrier_init(v_full(i), 1);
+      ptx::mbarrier_init(v_full(i), Traits::kTransposers > 0 ? Traits::kTransposers : 1);
       ptx::mbarrier_init(v_empty(i), Traits::kConsumerWarps);
     }
     ptx::mbarrier_init(v_landed(), 1);
     for (int i = 0; i < kTileSlots; i++) {
       ptx::mbarrier_init(tile_full(i), 1);
-      ptx::mbarrier_init(tile_empty(i), Traits::kConsumerWarps);
+      ptx::mbarrier_init(tile_empty(i), Traits::kConsumerWarps + Traits::kTransposers);
     }
     ptx::fence_mbarrier_init();
   }

@@ -1,0 +1,40 @@
+// FP8 attention forward for Hopper: the 16-bit forward's producer, tiles and loop (fwd_kernel.cuh) around 8-bit blocks.
+#pragma once
+
+#include "../ptx/griddep.cuh"
+#include "../ptx/setmaxnreg.cuh"
+#include "fp8_block.cuh"
+#include "fp8_transposer.cuh"
+#include "fwd_consumer.cuh"
+#include "fwd_producer.cuh"
+
+namespace flash::sm90 {
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1) fp8_kernel(const __grid_constant__ Fp8Args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const Fp8Smem<Traits> smem(shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler learns that it is uniform
+  smem.init();
+  __syncthreads();
+  ptx::griddepcontrol_launch_dependents();
+  // All that was before it may run beside the end of the kernel in front. Where that is the transposition of V, which
+  // has waited for what is in front of it, only V has to wait: the producer does.
+  if constexpr (Traits::kTransposers > 0) ptx::griddepcontrol_wait();
+
+  if (warp < 4) {
+    ptx::setmaxnreg_dec<Traits::kTile.producer_registers>();
+    if (warp == 0) {
+      FwdProducer<Traits, Fp8Smem<Traits>>(args, smem).run();
+    } else if constexpr (Traits::kTransposers > 0) {
+      Fp8Transposer<Traits>(smem, warp - 1).run();
+    }
+  } else {
+    ptx::setmaxnreg_inc<Traits::kTile.consumer_registers>();
+    FwdConsumer<Traits, Fp8Block<Traits>>(args, smem, warp / 4 - 1).run();
+  }
+#endif
+}
+
+}  // namespace flash::sm90

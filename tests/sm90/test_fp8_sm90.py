@@ -1,0 +1,187 @@
+"""The Hopper FP8 forward: every row, masks, packed sequences, scales, scores that leave e4m3's range behind, long
+contexts. Compared with exact attention of what the float8 numbers stand for."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from problems import SCORES, packed_problem, problem, problem_of_scores
+from random_configs import random_config
+
+import flash_ext
+from flash_ext import reference
+from flash_ext.testing import Problem, poison
+
+pytestmark = pytest.mark.gpu
+FLOAT8 = torch.float8_e4m3fn
+HEAD_DIMS = (64, 96, 128, 192, 256)
+MASKS = ({}, {"causal": True}, {"window_size": (100, 30)})
+
+
+def check(p: Problem, scales: bool = True, dtype: torch.dtype = torch.bfloat16) -> None:
+    """p in float8, with random scales, against fp64.
+
+    Rounding P to 3 bits moves an output by at most 2**-4 of the sum of P |v|, and its denominator by as much.
+    """
+    q, k, v = (t.to(FLOAT8) for t in (p.q, p.k, p.v))
+    options = {name: x for name, x in p.options.items() if name not in ("deterministic", "dropout_p")}
+    packed = "cu_seqlens_q" in options
+    batch = options["cu_seqlens_q"].numel() - 1 if packed else q.shape[0]
+    generator = torch.Generator("cuda").manual_seed(batch)
+    descales = [torch.rand(batch, k.shape[-2], generator=generator, device="cuda") + 0.5 for _ in range(3)]
+    names = ("q_descale", "k_descale", "v_descale") if scales else ()
+    given = dict(zip(names, descales, strict=False))
+    with flash_ext.use_path("sm90"), poison():
+        assert "e4m3" in flash_ext.explain(q, k, v, **options, **given).kernel
+        call = flash_ext.flash_attn_varlen_func if packed else flash_ext.forward
+        out, lse = call(q, k, v, **options, **given, return_lse=True, out_dtype=dtype)
+    assert out.dtype == dtype
+
+    exact = [t.double() for t in (q, k, v)]
+    if scales:
+        starts = [options.get("cu_seqlens_q")] + [options.get("cu_seqlens_k")] * 2
+        exact = [scaled(*row) for row in zip(exact, descales, starts, strict=True)]
+    told = {name: x for name, x in options.items() if not name.startswith("max_seqlen")}
+    if told.get("sinks") is not None:
+        told["sinks"] = told["sinks"].double()
+    wanted, wanted_lse = reference.attention(*exact, **told)
+    bound, _ = reference.attention(*exact[:2], exact[2].abs(), **told)
+    rows = slice(None, int(options["cu_seqlens_q"][-1])) if packed else slice(None)
+    out, wanted, bound = (t[rows] for t in (out, wanted, bound))
+    lse, wanted_lse = (t[..., rows] for t in (lse, wanted_lse))
+    error = (out.double() - wanted).abs()
+    assert torch.isfinite(out).all()
+    assert (error <= 0.14 * bound + 1e-6).all(), f"{(error / bound).max().item():.3f} of the sum of P |v|"
+    assert error.norm() <= 0.04 * bound.norm() + 1e-6, f"{(error.norm() / bound.norm()).item():.4f}"
+    seen = wanted_lse != -math.inf
+    assert torch.equal(seen, lse != -math.inf) and not out.transpose(-2, -3)[~seen].any()
+    assert ((lse - wanted_lse).abs() <= 3e-3 * wanted_lse.abs().clamp_min(1))[seen].all()
+
+
+def scaled(t: torch.Tensor, descale: torch.Tensor, cu_seqlens: torch.Tensor | None) -> torch.Tensor:
+    factors = descale.double().repeat_interleave(t.shape[-2] // descale.shape[1], 1)  # (batch, heads)
+    if cu_seqlens is None:
+        return t * factors[:, None, :, None]
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
+    rows = factors.repeat_interleave(lengths, 0)
+    rows = torch.cat([rows, rows.new_ones(t.shape[0] - len(rows), rows.shape[1])])
+    return t * rows[:, :, None]
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_masks(mask, head_dim):
+    for lengths in ((300, 421), (1500, 1400), (257, 70), (1, 1)):
+        check(problem(*lengths, (head_dim, head_dim), (8, 2), **mask))
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 80, 112, 144, 176, 208, 240])
+def test_head_dims_between(head_dim):
+    check(problem(300, 350, (head_dim, head_dim), causal=True), dtype=torch.float16)
+    check(problem(300, 350, (head_dim, 16)), scales=False)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_packed(mask, head_dim):
+    check(packed_problem([100, 1, 0, 513, 64, 777], [100, 300, 20, 513, 0, 900], head_dim, tail=40, **mask))
+    used = torch.tensor([650, 1, 0], dtype=torch.int32, device="cuda")
+    check(packed_problem([128, 256, 500], [700, 300, 200], head_dim, seqused_k=used, **mask))
+    check(packed_problem([3] * 200, [5] * 200, head_dim, tail=40, **mask))
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_rows_behind_a_sequence_do_not_count(head_dim):
+    used = torch.tensor([33, 257], dtype=torch.int32, device="cuda")
+    p = packed_problem([70, 130], [300, 290], head_dim, tail=40, seqused_k=used)
+    q, k, v = (t.to(FLOAT8) for t in (p.q, p.k, p.v))
+    clean = flash_ext.flash_attn_varlen_func(q, k, v, **p.options)
+    for x in (k, v):
+        x.view(torch.uint8)[33:300] = x.view(torch.uint8)[557:] = 0x7F  # NaN
+    assert torch.equal(clean[:200], flash_ext.flash_attn_varlen_func(q, k, v, **p.options)[:200])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("scores", SCORES)
+def test_scores_that_leave_the_range(scores, head_dim):
+    for mask in ({}, {"causal": True}):
+        check(problem_of_scores(scores, 700, (head_dim, head_dim), **mask), scales=False)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize(
+    "options", [{"softcap": 15.0}, {"softcap": 2.0}, {"softmax_scale": -0.1}, {"softmax_scale": 0.0}], ids=str
+)
+def test_general(options, head_dim):
+    sinks = torch.randn(2, device="cuda") * 3
+    for mask in MASKS:
+        check(problem(300, 421, (head_dim, head_dim), **options, **mask))
+        check(problem(300, 200, (head_dim, head_dim), sinks=sinks, **options, **mask))
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_sinks(head_dim):
+    for sinks in ((0.0, -3.0), (50.0, 2.0)):
+        check(problem(300, 200, (head_dim, head_dim), sinks=torch.tensor(sinks, device="cuda"), causal=True))
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_long_contexts_add_up(head_dim):
+    """V = 1 over 128k keys: the tensor cores' own accumulators would lose most of it."""
+    q, k = (torch.randn(1, n, 2, head_dim, device="cuda").to(FLOAT8) for n in (64, 131072))
+    out, lse = flash_ext.forward(q, k, torch.ones_like(k.float()).to(FLOAT8), return_lse=True)
+    assert (out.float() - 1).abs().max() <= 2**-8
+    check(problem(100, 20000, (head_dim, head_dim)))
+
+
+@pytest.mark.parametrize("layout", ["heads_first", "qkv", "expanded"])
+def test_layouts(layout):
+    rand = torch.randn(2, 300, 3, 2, 128, device="cuda").to(FLOAT8)
+    if layout == "qkv":
+        q, k, v = rand.unbind(2)
+    elif layout == "heads_first":
+        q, k, v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in rand.unbind(2))
+    else:
+        q, k, v = rand[:, :, 0], *(rand[:, :, i, :1].expand(-1, -1, 2, -1) for i in (1, 2))
+    check(Problem(q, k, v, {}))
+
+
+def test_the_same_from_run_to_run():
+    q, k, v = (torch.randn(4, 1000, 16, 128, device="cuda").to(FLOAT8) for _ in range(3))
+    first = flash_ext.forward(q, k, v, causal=True)
+    assert all(torch.equal(first, flash_ext.forward(q, k, v, causal=True)) for _ in range(5))
+
+
+def test_captured_in_a_graph():
+    q, k, v = (torch.randn(2, 500, 4, 128, device="cuda").to(FLOAT8) for _ in range(3))
+    expected = flash_ext.forward(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flash_ext.forward(q, k, v)
+    for _ in range(3):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, expected)
+
+
+def test_what_has_no_float8_kernel_is_converted():
+    q, k, v = (torch.randn(1, 200, 2, 64, device="cuda").to(FLOAT8) for _ in range(3))
+    slopes = torch.rand(2, device="cuda")
+    for options in ({"alibi_slopes": slopes}, {"attn_bias": torch.randn(200, 200, device="cuda")}, {"dropout_p": 0.1}):
+        assert "converted to bfloat16" in str(flash_ext.explain(q, k, v, **options))
+        assert flash_ext.forward(q, k, v, **options).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_configurations(seed):
+    rng = random.Random(seed)
+    for _ in range(12):
+        config = random_config(rng, "sm90", ["bf16"], 900)
+        p = config.problem("cuda")
+        for name in ("alibi_slopes", "attn_bias"):
+            p.options.pop(name, None)
+        if p.q.shape[-1] % 16 == 0 and p.v.shape[-1] % 16 == 0 and p.v.shape[-1] <= p.q.shape[-1]:
+            check(p)
