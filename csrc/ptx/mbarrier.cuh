@@ -43,14 +43,18 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, uint32_t ra
       : "memory");
 }
 
-// try_wait suspends the thread for a while by itself: no sleep in the loop. Before sm_90 there is only test_wait.
-__device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
-#if __CUDA_ARCH__ < 900
+// Before sm_90 a thread can only ask.
+__device__ __forceinline__ void mbarrier_test_until(uint32_t bar, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\nWAIT:\nmbarrier.test_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "
       "WAIT;\nDONE:\n}" ::"r"(bar),
       "r"(parity)
       : "memory");
+}
+// try_wait suspends the thread for a while by itself: no sleep in the loop.
+__device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
+#if __CUDA_ARCH__ < 900
+  mbarrier_test_until(bar, parity);
 #else
   asm volatile(
       "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\nbra "

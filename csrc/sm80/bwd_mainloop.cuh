@@ -185,7 +185,7 @@ struct BwdMainloop {
   __device__ __forceinline__ void scores(float (&acc)[kRowTiles][kSubM / 8][4], const Fragments<TileA>& a_tile,
                                          const Fragments<TileB>& b_tile) const {
     constexpr uint32_t kNoRegs[kRowTiles][1][4] = {};
-    gemm_qk<T, false>(acc, kNoRegs, a_tile, 0, b_tile);
+    gemm_qk<T>(acc, kNoRegs, a_tile, 0, b_tile);
   }
 
   __device__ __forceinline__ void sub_step(const General<T>& general, const Step& step, int row0) {

@@ -123,7 +123,7 @@ struct FwdMainloop {
   }
 
   __device__ __forceinline__ void add_block(const General<T>& general, int n_block, uint32_t stage, bool raise_always) {
-    gemm_qk<T, kQInRegs>(acc_s, q_regs, q, warp_row0, Fragments<TileK>(stage));
+    gemm_qk<T>(acc_s, q_regs, q, warp_row0, Fragments<TileK>(stage));
     float exp2_scale = params.softmax_scale * kLog2e;
     if constexpr (Traits::kGeneral) {
       finish_general_scores(general, n_block);

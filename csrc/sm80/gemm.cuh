@@ -9,7 +9,7 @@ namespace flash::sm80 {
 
 // acc_s (16 * kRowTiles, 8 * kN) = rows row0 ... of Q times the transpose of the first rows of K. q_regs: Q's fragments
 // if they were loaded before the loop. Both fragments are read one product ahead, K's one by one: registers are short.
-template <class T, bool kQInRegs, class TileQ, class TileK, int kRowTiles, int kN, int kKSteps>
+template <class T, class TileQ, class TileK, int kRowTiles, int kN, int kKSteps>
 __device__ __forceinline__ void gemm_qk(float (&acc_s)[kRowTiles][kN][4],
                                         const uint32_t (&q_regs)[kRowTiles][kKSteps][4], const Fragments<TileQ>& q,
                                         int row0, const Fragments<TileK>& k) {
@@ -20,6 +20,7 @@ __device__ __forceinline__ void gemm_qk(float (&acc_s)[kRowTiles][kN][4],
 #pragma unroll
       for (int i = 0; i < 4; i++) acc_s[m][n][i] = 0.f;
   constexpr int kSteps = TileK::kCols / 16, kCols = kN / 2;
+  constexpr bool kQInRegs = kKSteps == kSteps;
   uint32_t a[2][kRowTiles][4], b[2][4];
   const auto load_q = [&](int d) {
 #pragma unroll
