@@ -21,10 +21,11 @@ HEAD_DIMS = (64, 96, 128, 192, 256)
 MASKS = ({}, {"causal": True}, {"window_size": (100, 30)})
 
 
-def check(p: Problem, scales: bool = True, dtype: torch.dtype = torch.bfloat16) -> None:
+def check(p: Problem, scales: bool = True, dtype: torch.dtype = torch.bfloat16, allowed: float = 0.14) -> None:
     """p in float8, with random scales, against fp64.
 
-    Rounding P to 3 bits moves an output by at most 2**-4 of the sum of P |v|, and its denominator by as much.
+    Rounding P to 3 bits moves an output by at most 2**-4 of the sum of P |v|, and its denominator by as much. Tensor cores
+    add up q.k with 14 bits: scores in the hundreds are off by 0.1, and P by as much.
     """
     q, k, v = (t.to(FLOAT8) for t in (p.q, p.k, p.v))
     options = {name: x for name, x in p.options.items() if name not in ("deterministic", "dropout_p")}
@@ -54,7 +55,7 @@ def check(p: Problem, scales: bool = True, dtype: torch.dtype = torch.bfloat16) 
     lse, wanted_lse = (t[..., rows] for t in (lse, wanted_lse))
     error = (out.double() - wanted).abs()
     assert torch.isfinite(out).all()
-    assert (error <= 0.14 * bound + 1e-6).all(), f"{(error / bound).max().item():.3f} of the sum of P |v|"
+    assert (error <= allowed * bound + 1e-6).all(), f"{(error / bound).max().item():.3f} of the sum of P |v|"
     assert error.norm() <= 0.04 * bound.norm() + 1e-6, f"{(error.norm() / bound.norm()).item():.4f}"
     seen = wanted_lse != -math.inf
     assert torch.equal(seen, lse != -math.inf) and not out.transpose(-2, -3)[~seen].any()
@@ -108,7 +109,7 @@ def test_rows_behind_a_sequence_do_not_count(head_dim):
 @pytest.mark.parametrize("scores", SCORES)
 def test_scores_that_leave_the_range(scores, head_dim):
     for mask in ({}, {"causal": True}):
-        check(problem_of_scores(scores, 700, (head_dim, head_dim), **mask), scales=False)
+        check(problem_of_scores(scores, 700, (head_dim, head_dim), **mask), scales=False, allowed=0.3)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
