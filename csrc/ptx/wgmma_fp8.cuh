@@ -2,8 +2,7 @@
 //
 // Both operands are K-major: there is no transposition. Accumulators lie as in wgmma.cuh. A in registers:
 //   a[r]     four packed numbers: row 16w + l/4 + 8*(r%2), k 4*(l%4) + {0..3} + 16*(r/2)
-// which are not the columns that a thread has of an accumulator; attn/fp8 layouts reorder the other operand's k
-// instead.
+// which are not the columns that a thread has of an accumulator: sm90/fp8_layout.h reorders the k of the other operand.
 #pragma once
 
 #include "wgmma.cuh"
