@@ -25,6 +25,8 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from cases import DTYPES, Config  # noqa: E402
+from float8_problems import check as check_float8  # noqa: E402
+from float8_problems import float8_problem  # noqa: E402
 
 from flash_ext.dispatch import PATHS  # noqa: E402
 from flash_ext.testing import check, check_draws, device_of, poison  # noqa: E402
@@ -135,6 +137,18 @@ def verdict_of(config: Config, path: str, pass_: str) -> tuple[str, str]:
     return "not served", ""
 
 
+def verdict_of_float8(config: Config) -> tuple[str, str]:
+    """The same for its forward on the Hopper path with float8 inputs."""
+    p = float8_problem(config)
+    if p is None:
+        return "not served", ""
+    try:
+        check_float8(p)
+        return "ok", ""
+    except (AssertionError, ValueError, TypeError, RuntimeError, NotImplementedError):
+        return "FAILED", traceback.format_exc(limit=-3)
+
+
 def in_more_draws(config: Config, device: str, path: str | None, backward: bool) -> tuple[str, str]:
     """Whether what failed fails with other random numbers too, or was judged by a plain attention that was lucky."""
     draws = [replace(config, seed=config.seed + i).problem(device) for i in range(DRAWS)]
@@ -152,14 +166,15 @@ def served(configs: Iterator[Config], args: argparse.Namespace) -> Counter[str]:
     begin = time.monotonic()
     for config in configs:
         try:
-            verdict, why = verdict_of(config, args.path, args.pass_)
+            verdict, why = verdict_of_float8(config) if args.float8 else verdict_of(config, args.path, args.pass_)
         except KeyboardInterrupt:
             print("interrupted in", config)
             break
         counts[verdict] += 1
         if verdict == "FAILED":
             why = why.strip().replace("\n", "\n    ")
-            print(f'--path {args.path} --pass {args.pass_} --config "{config}"\n    {why}', flush=True)
+            float8 = " --float8" * args.float8
+            print(f'--path {args.path} --pass {args.pass_}{float8} --config "{config}"\n    {why}', flush=True)
             if "CUDA error" in why or "illegal" in why:  # nothing can run after it
                 break
         done = counts.total() - counts["not served"]
@@ -185,6 +200,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="default: what the path has")
+    parser.add_argument("--float8", action="store_true", help="inputs in e4m3: --path sm90 --pass fwd")
     parser.add_argument("--longest", type=int, default=600, help="of any sequence")
     parser.add_argument("--failures", type=int, default=20, help="stop a process after so many")
     parser.add_argument("--config", help="one problem, as a failure prints it")
