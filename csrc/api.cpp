@@ -28,6 +28,13 @@ std::string table_of(const Key& call) {
   return text.empty() ? "\n  (none)" : text;
 }
 
+// Sinks are a matter of the forward's last step, which the Hopper kernels for 16 bit do in every variant; backwards
+// know them through lse.
+bool needs_general(Pass pass, Arch arch, const AttnParams& p) {
+  const bool always_takes_sinks = pass != Pass::kFwd || (arch == Arch::kSm90 && p.dtype != DType::kE4M3);
+  return p.changes_scores() || (p.sinks != nullptr && !always_takes_sinks);
+}
+
 const Launchers& row_for(int row, bool forward, const AttnParams& params) {
   FLASH_CHECK_ARG(row >= 0 && row < kNumInstances, "row ", row, " is not in the table of ", kNumInstances);
   const Key& key = kInstances[row];
@@ -60,7 +67,7 @@ Key key_of(Pass pass, Arch arch, const AttnParams& p) {
           p.head_dim_v,
           mask,
           p.packed() ? Layout::kPacked : Layout::kDense,
-          p.general() ? Variant::kGeneral : Variant::kPlain};
+          needs_general(pass, arch, p) ? Variant::kGeneral : Variant::kPlain};
 }
 
 int find_row(const Key& call) {

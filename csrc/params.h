@@ -64,9 +64,10 @@ struct AttnParams {
   int device = 0;  // CUDA device index of the tensors
 
   bool packed() const { return cu_seqlens_q != nullptr || cu_seqlens_k != nullptr; }
-  // Plain kernels take the maximum of q.k and scale afterwards, which only a positive scale allows.
-  bool general() const {
-    return softcap != 0.f || alibi_slopes != nullptr || bias.ptr != nullptr || sinks != nullptr || dropout_p != 0.f ||
+  // What plain kernels do not do to scores and probabilities. They take the maximum of q.k and scale afterwards, which
+  // only a positive scale allows.
+  bool changes_scores() const {
+    return softcap != 0.f || alibi_slopes != nullptr || bias.ptr != nullptr || dropout_p != 0.f ||
            !(softmax_scale > 0.f);
   }
 };

@@ -76,7 +76,8 @@ class Call(NamedTuple):
     head_dim_v: int
     mask: Mask
     layout: Layout
-    variant: Variant
+    variant: Variant  # that its scores and probabilities need
+    sinks: bool
     aligned: bool  # rows of q, k, v and the result are multiples of 16 bytes: what the Hopper copy engine needs
     capability: tuple[int, int] | None  # of the CUDA device; None: tensors in host memory
 
@@ -137,11 +138,17 @@ def _capability_needed(arch: Arch, capability: tuple[int, int]) -> str | None:
     return None
 
 
+def _sinks_are_general(call: Call, arch: Arch) -> bool:
+    """Mirror of ``needs_general`` in ``csrc/api.cpp``: the Hopper kernels for 16 bit take sinks in every variant."""
+    return call.sinks and call.pass_ == Pass.FWD and (arch != Arch.SM90 or call.dtype == DType.E4M3)
+
+
 def _find_row(call: Call, arch: Arch, table: Sequence[Key], can_run: Callable[[int], bool]) -> tuple[int, str]:
     """(row, "") or (-1, why not)."""
     if call.dtype is None:
         return -1, "computes in float32, float16 or bfloat16, not in float64"
-    key = Key(call.pass_, arch, call.dtype, call.head_dim, call.head_dim_v, call.mask, call.layout, call.variant)
+    variant = Variant.GENERAL if _sinks_are_general(call, arch) else call.variant
+    key = Key(call.pass_, arch, call.dtype, call.head_dim, call.head_dim_v, call.mask, call.layout, variant)
     rows = [i for i, row in enumerate(table) if serves(row, key)]
     for i in rows:
         if can_run(i):

@@ -104,8 +104,8 @@ class Plan:
 
         # The Hopper copy engine wants multiples of 16 bytes: rows must have them, strides get them by a copy.
         fits = all(t.shape[-1] * t.element_size() % 16 == 0 for t in (q, v))
-        features = any(extra is not None for extra in extras[3:6])  # alibi_slopes, attn_bias, sinks
-        general = features or s.softcap != 0 or s.dropout_p != 0 or not s.softmax_scale > 0  # AttnParams::general()
+        adds = extras.alibi_slopes is not None or extras.attn_bias is not None
+        changes = adds or s.softcap != 0 or s.dropout_p != 0 or not s.softmax_scale > 0  # AttnParams::changes_scores()
         self.call = Call(
             Pass.FWD,
             DType.E4M3 if q.dtype == FLOAT8 else DTYPES.get(q.dtype),
@@ -113,7 +113,8 @@ class Plan:
             v.shape[-1],
             mask_of(*self.window),
             Layout.PACKED if self.packed else Layout.DENSE,
-            Variant.GENERAL if general else Variant.PLAIN,
+            Variant.GENERAL if changes else Variant.PLAIN,
+            extras.sinks is not None,
             fits,
             _capability(self.device_index) if q.is_cuda else None,
         )

@@ -124,8 +124,8 @@ def dropout_mask(
     octets = (seqlen_k + 31) // 32 * 4  # one call of Philox serves eight columns
     words = torch.cat(_philox(seed, row, torch.arange(octets, device=rng_state.device), head, offset), dim=-1)
     word = words[..., (col // 8) % 4 * octets + (col // 32) * 4 + (col // 2) % 4]  # (heads, seqlen_q, seqlen_k)
-    random = (word >> (16 * (col % 2))) & 0xFFFF
-    return random >= int(p * 65536 + 0.5), 1.0 / (1.0 - p)
+    random = (word >> (16 * (col % 2))) & 0x7FFF
+    return random >= int(p * 32768 + 0.5), 1.0 / (1.0 - p)
 
 
 def _philox(key: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> list[Tensor]:

@@ -35,4 +35,18 @@ struct ScoreMod {
   }
 };
 
+// What the Hopper forward's general variants give to the softmax, which multiplies by a scale in any case: natural
+// units only where something is added to the scores; else q.k, or with softcap tanh, as it is.
+struct ScoreUnits {
+  float factor;      // of q.k, or of tanh
+  bool is_applied;   // the factor, before the softmax
+  float to_natural;  // what is left for the softmax; positive
+
+  FLASH_HD static ScoreUnits of(const AttnParams& p) {
+    const float factor = p.softcap != 0.f ? p.softcap : p.softmax_scale;
+    const bool is_applied = p.alibi_slopes != nullptr || p.bias.ptr != nullptr || !(factor > 0.f);
+    return {factor, is_applied, is_applied ? 1.f : factor};
+  }
+};
+
 }  // namespace flash

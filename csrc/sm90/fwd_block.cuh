@@ -26,13 +26,15 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
   float acc_o[Traits::kHeadDimV / 2];  // (64, head_dim_v)
   uint32_t p[kGroups][4];              // (64, block_n) in 16 bit
   FwdSoftmax<Traits> softmax;
+  FwdGeneral<Traits> general;
 
   __device__ __forceinline__ FwdBlock(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
       : Pipeline(a, s, w),
         desc_q(ptx::Descriptor::of(s.q(0, w))),
         desc_k(ptx::Descriptor::of(s.k(0))),
-        desc_v(ptx::Descriptor::of(s.v(0), kBlockN * 128)) {
-    softmax.scale = Traits::kGeneral ? kLog2e : a.scale_log2;
+        desc_v(ptx::Descriptor::of(s.v(0), kBlockN * 128)),
+        general(a, s, w) {
+    softmax.scale = a.scale_log2;
   }
 
   __device__ __forceinline__ void issue_qk() {
@@ -75,19 +77,19 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
 
   template <bool kMasked>
   __device__ __forceinline__ void prepare_scores(int n_block) {
-    if constexpr (Traits::kGeneral) FwdGeneral<Traits>(args.params, tile(), place(tile()), n_block).modify(acc_s);
+    if constexpr (Traits::kGeneral) general.modify(acc_s, tile(), n_block);
     if constexpr (kMasked) {
       if (blocks.needs_mask(n_block)) mask_block<Traits>(acc_s, band(), place(tile()), n_block, blocks);
     }
   }
 
   __device__ __forceinline__ void finish_p(int n_block) {
-    if constexpr (Traits::kGeneral) {
-      if (args.params.dropout_p != 0.f) FwdGeneral<Traits>(args.params, tile(), place(tile()), n_block).drop(p);
-    }
+    if constexpr (Traits::kGeneral) general.drop(p, tile(), n_block);
   }
 
-  __device__ __forceinline__ void begin_tile() {}
+  __device__ __forceinline__ void begin_tile() {
+    if constexpr (Traits::kGeneral) general.open(tile(), place(tile()));
+  }
 
   // P of the tile's first block.
   __device__ __forceinline__ void first_softmax(int n_block) {
@@ -101,8 +103,10 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
   }
 
   // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V.
+  // Plain variants mask in a step of their own, and take the maximum there.
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
+    constexpr bool kOptimistic = Traits::kGeneral || !kMasked;
     if constexpr (kTile.order == Order::kOverlap) {
       ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
       ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
@@ -114,12 +118,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
       ptx::pin(acc_s);
       release_k_and_q(n_block);
       prepare_scores<kMasked>(n_block);
-      if constexpr (kMasked) {
-        finish_pv<0>();
-        softmax.exact(acc_s, p, acc_o);
-      } else {
-        softmax_under_pv();
-      }
+      exponentials<kOptimistic, kTile.early>([&] { finish_pv<0>(); });
     } else {
       ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
       ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
@@ -132,35 +131,30 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
       ptx::pin(acc_s);
       release_k_and_q(n_block);
       prepare_scores<kMasked>(n_block);
-      if constexpr (kMasked) {
-        softmax.exact(acc_s, p, acc_o);
-      } else {
-        float block_sum[2] = {};
-        softmax_rest<0>(softmax.optimistic(), block_sum, p);
-      }
+      exponentials<kOptimistic, 0>([] {});
     }
     finish_p(n_block);
   }
 
-  // The first groups of P are computed before the wait for P V, into registers of their own. The vote on their sums is
-  // also what keeps the compiler from moving the wait in front of them.
-  __device__ __forceinline__ void softmax_under_pv() {
-    constexpr int kEarly = kTile.early;
+  // P of a block. Before the wait for P V, which still reads p: the first groups of P, into registers of their own, or
+  // the maximum where it is needed. The vote on the groups' sums is also what keeps the compiler from moving the wait
+  // in front of them.
+  template <bool kOptimistic, int kEarly, class Wait>
+  __device__ __forceinline__ void exponentials(Wait wait_pv) {
+    constexpr bool kUnderProduct = kTile.order == Order::kOverlap;
     uint32_t early[kEarly > 0 ? kEarly : 1][4];
     float block_sum[2] = {};
-    bool optimistic = softmax.optimistic();
+    typename FwdSoftmax<Traits>::Rise rise;
+    bool optimistic = kOptimistic && softmax.optimistic(), raised = false;
     if (kEarly > 0 && optimistic) {
       softmax.template exponentials<0, kEarly>(acc_s, early, block_sum);
       optimistic = !softmax.too_large(block_sum);
     }
-    finish_pv<0>();
-    softmax_rest<kEarly>(optimistic, block_sum, early);
-  }
-
-  // The groups from kEarly on; the whole block with its maximum if the reference does not hold.
-  template <int kEarly, int kSize>
-  __device__ __forceinline__ void softmax_rest(bool optimistic, float (&block_sum)[2],
-                                               const uint32_t (&early)[kSize][4]) {
+    if (kUnderProduct && !optimistic) {
+      rise = softmax.raise(acc_s);
+      raised = true;
+    }
+    wait_pv();
     if (optimistic) {
       softmax.template exponentials<kEarly, kGroups>(acc_s, p, block_sum);
       optimistic = !softmax.too_large(block_sum);
@@ -170,7 +164,10 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
         for (int i = 0; i < kEarly * 4; i++) p[i / 4][i % 4] = early[i / 4][i % 4];
       }
     }
-    if (!optimistic) softmax.surprises += softmax.exact(acc_s, p, acc_o);
+    if (!optimistic) {
+      if (!raised) rise = softmax.raise(acc_s);
+      softmax.exact(acc_s, p, acc_o, rise);
+    }
   }
 };
 

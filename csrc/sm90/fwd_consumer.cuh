@@ -26,7 +26,7 @@ class FwdConsumer : Block {
   using Block::smem, Block::warpgroup, Block::q, Block::k, Block::v, Block::slot;
   using Block::tile, Block::wait_tile, Block::kTileSlots;
 
-  int tile_blocks_begin, tile_blocks_end;
+  __device__ __forceinline__ const BlockRange& blocks_of_tile() const { return smem.work(slot.stage).blocks; }
 
   // From the tile at hand to the last.
   __device__ __forceinline__ void run_tiles() {
@@ -40,7 +40,7 @@ class FwdConsumer : Block {
     while (true) {  // here acc_s = Q K^T of the tile's first block
       int n_block = blocks.end - 1;
       release_k_and_q(n_block);
-      pass_over_v(tile_blocks_end - blocks.end);
+      pass_over_v(blocks_of_tile().end - blocks.end);
       this->first_softmax(n_block);
       bool first_pv = true;
 #pragma unroll 1
@@ -59,7 +59,7 @@ class FwdConsumer : Block {
       q.template advance<Traits::kQStages>();
 
       const bool idle = this->is_idle();
-      const int done_slot = slot.stage, pass_left = idle ? 0 : blocks.begin - tile_blocks_begin;
+      const int done_slot = slot.stage, pass_left = idle ? 0 : blocks.begin - blocks_of_tile().begin;
       if (idle) drain_tile();
       pass_over_k(pass_left);
       slot.template advance<kTileSlots>();
@@ -90,7 +90,7 @@ class FwdConsumer : Block {
   __device__ __forceinline__ void drain_tile() {
     pass_over_v(1);
 #pragma unroll 1
-    for (int i = blocks.begin - tile_blocks_begin; i > 0; i--) {
+    for (int i = blocks.begin - blocks_of_tile().begin; i > 0; i--) {
       pass_over_k(1);
       pass_over_v(1);
     }
@@ -101,9 +101,7 @@ class FwdConsumer : Block {
     const auto& work = smem.work(slot.stage);
     blocks = work.of_warpgroup[warpgroup];
     this->begin_tile();
-    tile_blocks_begin = work.blocks.begin;
-    tile_blocks_end = work.blocks.end;
-    pass_over_k(tile_blocks_end - blocks.end);
+    pass_over_k(blocks_of_tile().end - blocks.end);
     ptx::mbarrier_wait(smem.q_full(q.stage, warpgroup), q.parity);
     ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
   }

@@ -12,20 +12,16 @@ struct RowResult {
   float lse;
 };
 
-template <class Traits>
+// In natural units, since `reference` may be so large that its log2 units overflow.
 __device__ __forceinline__ RowResult row_result(float reference, float sum, float scale, const float* sink) {
-  const float top = reference * scale;  // log2 units
-  const bool empty = !(sum != 0.f);     // a NaN is not empty
-  const float sum_lse = log2f(sum) * kLn2;
-  // In natural units reference may be so large that its log2 units overflow.
-  if (sink == nullptr)
-    return {empty ? 0.f : 1.f / sum, empty ? -CUDART_INF_F : (Traits::kGeneral ? reference : top * kLn2) + sum_lse};
+  const float top = reference * scale;
+  const bool empty = !(sum != 0.f);  // a NaN is not empty
+  if (sink == nullptr) return {empty ? 0.f : 1.f / sum, empty ? -CUDART_INF_F : top + log2f(sum) * kLn2};
   // The sink joins the denominator; whichever is larger becomes the reference.
-  const float extra = *sink * kLog2e;
   if (empty) return {0.f, *sink};
-  const float joint = fmaxf(top, extra);
-  const float total = sum * exp2f(top - joint) + exp2f(extra - joint);
-  return {exp2f(top - joint) / total, (joint + log2f(total)) * kLn2};
+  const float joint = fmaxf(top, *sink), share = exp2f((top - joint) * kLog2e);
+  const float total = sum * share + exp2f((*sink - joint) * kLog2e);
+  return {share / total, joint + log2f(total) * kLn2};
 }
 
 // Row r of a thread's two, times factor; nowhere if out is nullptr. A quad of lanes exchanges words so that each lane
@@ -76,8 +72,8 @@ __device__ __forceinline__ void store_tile(const float (&acc_o)[Traits::kHeadDim
     float sum = softmax.row_sum[r];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    const float* sink = Traits::kGeneral && p.sinks != nullptr ? p.sinks + tile.head : nullptr;
-    const RowResult result = row_result<Traits>(softmax.reference[r], sum, softmax.scale, sink);
+    const float* sink = p.sinks != nullptr ? p.sinks + tile.head : nullptr;
+    const RowResult result = row_result(softmax.reference[r], sum, args.scale, sink);
     const bool exists = row < tile.seqlen_q;
     if (quad_lane == 0 && exists) p.lse.ptr[offset_of(p.lse, tile.batch, tile.q0, row, tile.head)] = result.lse;
 

@@ -25,6 +25,13 @@ void set_maps(FwdArgs& a) {
                             Traits::kBlockN, "k");
   a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
                             Traits::kBlockN, "v");
+  const Strided bias{const_cast<void*>(p.bias.ptr), p.bias.batch, p.bias.row, p.bias.head};  // one bias per segment
+  a.copies_bias = Traits::kTile.bias_stages > 0 && p.bias.ptr != nullptr && !p.bias.is_f32 && p.bias.col == 1 &&
+                  (p.bias.row != 0 || p.seqlen_q == 1) && ptx::tma_can_read(bias, 2);
+  if (a.copies_bias)
+    a.map_bias = ptx::tensor_map(bias, {p.seqlen_q, p.num_heads, p.batch, p.seqlen_k}, p.dtype, 64, "attn_bias");
+  a.bias_batch_step = ptx::coordinate_step(bias.batch);
+  a.bias_head_step = ptx::coordinate_step(bias.head);
   a.zero_v_tail = packed_k || p.seqused_k != nullptr || p.total_k == 0;
   a.q_batch_step = ptx::coordinate_step(p.q.batch);
   a.q_head_step = ptx::coordinate_step(p.q.head);
@@ -67,7 +74,9 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   args.params = p;
   args.group = p.num_heads / p.num_heads_kv;
   args.packed = p.packed();
-  args.scale_log2 = p.softmax_scale * kLog2e;
+  args.scale = Traits::kGeneral ? ScoreUnits::of(p).to_natural : p.softmax_scale;
+  args.scale_log2 = args.scale * kLog2e;
+  args.dropout_threshold = Dropout::threshold_of(p.dropout_p);
   set_maps<Traits>(args);
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));

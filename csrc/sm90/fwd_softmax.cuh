@@ -71,30 +71,44 @@ struct FwdSoftmax {
     exact_exponentials(acc_s, p, row_sum);
   }
 
-  // Any later block, with its maximum. Brings acc_o to the new reference; no product may be in flight. Returns whether
-  // the reference rose; the same for all lanes.
-  template <int kOut>
-  __device__ __forceinline__ bool exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4],
-                                        float (&acc_o)[kOut]) {
-    float top[2], correction[2], block_sum[2] = {};
+  // What a block with its maximum does to all that was accumulated before it.
+  struct Rise {
+    float correction[2];
+    bool rises;  // the same for all lanes
+  };
+
+  // Brings the reference up to the block's maximum.
+  __device__ __forceinline__ Rise raise(const float (&acc_s)[kScores]) {
+    Rise rise;
+    float top[2];
     row_max(acc_s, top);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       top[r] = fmaxf(top[r], reference[r]);
-      correction[r] = exp2_approx((reference[r] - finite(top[r])) * scale);
+      rise.correction[r] = exp2_approx((reference[r] - finite(top[r])) * scale);
     }
-    const bool rises = __any_sync(~0u, top[0] > reference[0] || top[1] > reference[1]);
+    rise.rises = __any_sync(~0u, top[0] > reference[0] || top[1] > reference[1]);
     reference[0] = top[0];
     reference[1] = top[1];
-    exact_exponentials(acc_s, p, block_sum);
-    row_sum[0] = fmaf(row_sum[0], correction[0], block_sum[0]);
-    row_sum[1] = fmaf(row_sum[1], correction[1], block_sum[1]);
-    if (rises) {
+    if (rise.rises) {
+      surprises++;
       check_range();
-#pragma unroll
-      for (int i = 0; i < kOut; i++) acc_o[i] *= correction[(i / 2) % 2];
     }
-    return rises;
+    return rise;
+  }
+
+  // Any later block, after raise(). Brings acc_o to the new reference; no product may be in flight.
+  template <int kOut>
+  __device__ __forceinline__ void exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4], float (&acc_o)[kOut],
+                                        const Rise& rise) {
+    float block_sum[2] = {};
+    exact_exponentials(acc_s, p, block_sum);
+    row_sum[0] = fmaf(row_sum[0], rise.correction[0], block_sum[0]);
+    row_sum[1] = fmaf(row_sum[1], rise.correction[1], block_sum[1]);
+    if (rise.rises) {
+#pragma unroll
+      for (int i = 0; i < kOut; i++) acc_o[i] *= rise.correction[(i / 2) % 2];
+    }
   }
 
  private:

@@ -21,14 +21,16 @@ struct FwdTile {
   bool pingpong;  // warpgroups take turns to issue their products
   int early;      // kOverlap: so many groups of 16 columns of P are computed before the wait for the previous P V
   int producer_registers, consumer_registers;
+  int bias_stages = 0;  // general variants: blocks of bias in shared memory, for each warpgroup
 };
 
 // Registers: warpgroups * consumer + producer <= 504, 512, 480 for 2, 3, 4 warpgroups, in steps of 8: what the block
 // gets at its launch. With more it hangs. Shared memory: (q_stages * 64 * warpgroups + 2 * kv_stages * block_n) *
-// head_dim rounded up to 64, times 2 bytes, at most 227 KiB.
+// head_dim rounded up to 64, times 2 bytes, and 8 KiB * bias_stages * warpgroups: at most 227 KiB.
 constexpr FwdTile fwd_tile_default(int head_dim, int head_dim_v, bool general) {
-  // More work per score: registers first.
-  if (general && head_dim <= 128) return {2, 64, 4, 2, Order::kOverlap, true, 0, 40, 232};
+  // More work per score: three warpgroups with more registers, and room for bias in shared memory.
+  if (general && head_dim <= 64) return {3, 64, 4, 2, Order::kOverlap, false, 0, 32, 160, 2};
+  if (general && head_dim <= 128) return {3, 64, 3, 2, Order::kOverlap, false, 0, 32, 160, 1};
   // Exponentials take as long as products: four warpgroups out of step keep both busy.
   if (head_dim <= 64) return {4, 64, 4, 2, Order::kJoint, false, 0, 32, 112};
   // Three warpgroups out of step hide the softmax without turns; 64 keys leave them room for S, P and O in 160
@@ -37,7 +39,7 @@ constexpr FwdTile fwd_tile_default(int head_dim, int head_dim_v, bool general) {
   // Q, two K and two V fill the shared memory, so there is one Q, and two warpgroups in turns.
   if (head_dim <= 192 && head_dim_v <= 128) return {2, 128, 2, 1, Order::kOverlap, true, 4, 56, 224};
   if (head_dim <= 192) return {2, 96, 2, 1, Order::kOverlap, true, 2, 56, 224};
-  return {2, 64, 2, 1, Order::kOverlap, true, 0, 56, 224};
+  return {2, 64, 2, 1, Order::kOverlap, true, 0, 56, 224, general ? 1 : 0};
 }
 
 constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool general) {

@@ -17,7 +17,7 @@ struct FwdTraits {
   static constexpr DType kDType = kDType_;
   using Element = flash::Element<kDType>;
   static constexpr int kHeadDim = Dims::kHeadDim, kHeadDimV = Dims::kHeadDimV;
-  static constexpr bool kGeneral = kGeneral_;  // softcap, ALiBi, bias, sinks and dropout at run time
+  static constexpr bool kGeneral = kGeneral_;  // softcap, ALiBi, bias and dropout at run time
 
   static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV, kGeneral);
   static constexpr int kWarpgroups = kTile.warpgroups;
@@ -42,22 +42,27 @@ struct FwdTraits {
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
                 (kWarpgroups + 1) * kRegistersAtLaunch);
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256, "keys of a block");
-  static_assert(!kGeneral || kBlockN % 32 == 0, "dropout draws 32 columns at a time");
+  static_assert(!kGeneral || kBlockN == 64, "a block of bias is one panel, and dropout draws 32 columns at a time");
+  static_assert(!kGeneral || (kTile.bias_stages > 0 && kWarpgroups <= 3),
+                "a warp beside the producer brings each's bias");
   static_assert(kHeadDim % 16 == 0 && kHeadDimV % 16 == 0);
 };
 
 struct FwdArgs {
-  CUtensorMap map_q, map_k, map_v;
+  CUtensorMap map_q, map_k, map_v, map_bias;
   FwdParams params;
-  float scale_log2;  // softmax_scale * log2(e)
-  TileOrder order;   // dense: of all tiles; packed: section holds the keys that fit (tile_order.h)
-  int num_tiles;     // dense only
-  int counter_slot;  // of the scheduler's counters, -1: tiles are dealt out statically
-  int group;         // query heads of a key head
+  float scale;                 // of what enters the softmax to natural units: fwd_general.cuh says what that is
+  float scale_log2;            // to log2 units
+  TileOrder order;             // dense: of all tiles; packed: section holds the keys that fit (tile_order.h)
+  int num_tiles;               // dense only
+  uint32_t dropout_threshold;  // Dropout::threshold: registers are short where it is needed
+  int counter_slot;            // of the scheduler's counters, -1: tiles are dealt out statically
+  int group;                   // query heads of a key head
   bool packed;
   bool zero_v_tail;  // V rows behind a sequence exist and may hold anything
+  bool copies_bias;  // the copy engine brings it; else consumers read it where they need it
   // Coordinates in the maps: 0 where the dimension is expanded.
-  int q_batch_step, q_head_step, k_batch_step, k_head_step, v_batch_step, v_head_step;
+  int q_batch_step, q_head_step, k_batch_step, k_head_step, v_batch_step, v_head_step, bias_batch_step, bias_head_step;
 };
 
 // A barrier is initialised with the number of its arrivals; "first" is the parity its first wait uses.
@@ -70,14 +75,18 @@ struct FwdArgs {
 //   v_full[s]      1 (+ bytes)      producer, TMA                      all consumers                 0
 //   v_empty[s]     consumer warps   each warp after P V                producer                      1
 //   v_landed       1 + bytes        producer, TMA                      producer, to zero V's tail    0
-//   tile_full[s]   1                producer, tile written             all consumers                 0
+//   bias_full[s][w]  1 + bytes      bias producer of w, TMA            consumer warpgroup w          0
+//   bias_empty[s][w] 4              warps of w, after reading it       bias producer of w            1
+//   tile_full[s]   1                producer, tile written             consumers, bias producers     0
 //   tile_empty[s]  consumer warps   each warp after storing the tile   producer                      1
+//                  (+ warpgroups)   bias producers, having read it
 //
 // Named barriers 1 ... kWarpgroups: warpgroup w waits on 1 + w for its turn to issue products, the one before it
 // arrives.
 template <class Traits>
 struct FwdSmem {
   static constexpr int kStages = Traits::kStages, kQStages = Traits::kQStages, kWarpgroups = Traits::kWarpgroups;
+  static constexpr int kBiasStages = Traits::kTile.bias_stages, kBiasBytes = 64 * 128;  // of one warpgroup
   static constexpr int kTileSlots = 4;
 
   // What the producer tells the consumers about a tile.
@@ -90,13 +99,15 @@ struct FwdSmem {
   static constexpr int kQ = 0;                                              // (q_stages, warpgroups, panels, 64, 64)
   static constexpr int kK = kQ + kQStages * kWarpgroups * Traits::kQBytes;  // (stages, panels, block_n, 64)
   static constexpr int kV = kK + kStages * Traits::kKBytes;                 // (stages, panels_v, block_n, 64)
-  static constexpr int kWork = kV + kStages * Traits::kVBytes;              // (kTileSlots) Work
+  static constexpr int kBias = kV + kStages * Traits::kVBytes;              // (bias_stages, warpgroups, 64, 64)
+  static constexpr int kWork = kBias + kBiasStages * kWarpgroups * kBiasBytes;  // (kTileSlots) Work
   static constexpr int kBarriers = kWork + kTileSlots * int(sizeof(Work));
   static constexpr int kQFull = kBarriers, kQEmpty = kQFull + 8 * kQStages * kWarpgroups;
   static constexpr int kKFull = kQEmpty + 8 * kQStages * kWarpgroups, kKEmpty = kKFull + 8 * kStages;
   static constexpr int kVFull = kKEmpty + 8 * kStages, kVEmpty = kVFull + 8 * kStages;
   static constexpr int kVLanded = kVEmpty + 8 * kStages;
-  static constexpr int kTileFull = kVLanded + 8, kTileEmpty = kTileFull + 8 * kTileSlots;
+  static constexpr int kBiasFull = kVLanded + 8, kBiasEmpty = kBiasFull + 8 * kBiasStages * kWarpgroups;
+  static constexpr int kTileFull = kBiasEmpty + 8 * kBiasStages * kWarpgroups, kTileEmpty = kTileFull + 8 * kTileSlots;
   static constexpr int kBytes = kTileEmpty + 8 * kTileSlots;
   static_assert(kBytes <= 232448, "shared memory of a block");
 
@@ -110,6 +121,9 @@ struct FwdSmem {
   }
   __device__ __forceinline__ uint32_t k(int stage) const { return address + kK + stage * Traits::kKBytes; }
   __device__ __forceinline__ uint32_t v(int stage) const { return address + kV + stage * Traits::kVBytes; }
+  __device__ __forceinline__ uint32_t bias(int stage, int w) const {
+    return address + kBias + (stage * kWarpgroups + w) * kBiasBytes;
+  }
   __device__ __forceinline__ Work& work(int slot) const { return reinterpret_cast<Work*>(base + kWork)[slot]; }
 
   __device__ __forceinline__ uint32_t q_full(int stage, int w) const {
@@ -123,11 +137,17 @@ struct FwdSmem {
   __device__ __forceinline__ uint32_t v_full(int stage) const { return barrier(kVFull, stage); }
   __device__ __forceinline__ uint32_t v_empty(int stage) const { return barrier(kVEmpty, stage); }
   __device__ __forceinline__ uint32_t v_landed() const { return barrier(kVLanded, 0); }
+  __device__ __forceinline__ uint32_t bias_full(int stage, int w) const {
+    return barrier(kBiasFull, stage * kWarpgroups + w);
+  }
+  __device__ __forceinline__ uint32_t bias_empty(int stage, int w) const {
+    return barrier(kBiasEmpty, stage * kWarpgroups + w);
+  }
   __device__ __forceinline__ uint32_t tile_full(int slot) const { return barrier(kTileFull, slot); }
   __device__ __forceinline__ uint32_t tile_empty(int slot) const { return barrier(kTileEmpty, slot); }
 
   // By one thread; __syncthreads follows.
-  __device__ __forceinline__ void init_barriers() const {
+  __device__ __forceinline__ void init_barriers(bool copies_bias = false) const {
     for (int i = 0; i < kQStages * kWarpgroups; i++) {
       ptx::mbarrier_init(barrier(kQFull, i), 1);
       ptx::mbarrier_init(barrier(kQEmpty, i), 4);
@@ -139,9 +159,14 @@ struct FwdSmem {
       ptx::mbarrier_init(v_empty(i), Traits::kConsumerWarps);
     }
     ptx::mbarrier_init(v_landed(), 1);
+    for (int i = 0; i < kBiasStages * kWarpgroups; i++) {
+      ptx::mbarrier_init(barrier(kBiasFull, i), 1);
+      ptx::mbarrier_init(barrier(kBiasEmpty, i), 4);
+    }
     for (int i = 0; i < kTileSlots; i++) {
       ptx::mbarrier_init(tile_full(i), 1);
-      ptx::mbarrier_init(tile_empty(i), Traits::kConsumerWarps + Traits::kTransposers);
+      ptx::mbarrier_init(tile_empty(i),
+                         Traits::kConsumerWarps + Traits::kTransposers + (copies_bias ? kWarpgroups : 0));
     }
     ptx::fence_mbarrier_init();
   }

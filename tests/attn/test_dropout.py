@@ -29,8 +29,8 @@ def kept(seed: int, offset: int, p: float, heads: int, seqlen_q: int, seqlen_k: 
     head, row, col = np.meshgrid(np.arange(heads), np.arange(seqlen_q), np.arange(seqlen_k), indexing="ij")
     words = philox(seed, [row, col // 32 * 4 + col // 2 % 4, head, np.full_like(row, offset & 0xFFFFFFFF)])
     word = np.choose(col // 8 % 4, words)
-    bits = word >> (16 * (col % 2)).astype(np.uint64) & np.uint64(0xFFFF)
-    return torch.from_numpy(bits >= int(p * 65536 + 0.5))
+    bits = word >> (16 * (col % 2)).astype(np.uint64) & np.uint64(0x7FFF)
+    return torch.from_numpy(bits >= int(p * 32768 + 0.5))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ def test_rows_that_differ_in_dtype_and_head_dim_share_a_line():
     rows = [(0, 2, dtype, dim, dim, 3, 2, 0) for dtype in (1, 2) for dim in (64, 128)] + [(1, 0, 0, 192, 128, 3, 2, 2)]
     lines = readme.table(rows).splitlines()[2:]
     assert lines == [
-        "| `sm90` (Hopper) | forward | fp16, bf16 | 64, 128 | all | dense, packed | none |",
+        "| `sm90` (Hopper) | forward | fp16, bf16 | 64, 128 | all | dense, packed | sinks |",
         "| `simt` (any GPU) | backward | fp32 | 192/128 | all | dense, packed | all or none |",
     ]
 

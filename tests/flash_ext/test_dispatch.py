@@ -32,7 +32,7 @@ TABLE = [
 
 
 def call(**changes) -> Call:
-    plain = Call(Pass.FWD, DType.BF16, 64, 64, Mask.FULL, Layout.DENSE, Variant.PLAIN, True, H100)
+    plain = Call(Pass.FWD, DType.BF16, 64, 64, Mask.FULL, Layout.DENSE, Variant.PLAIN, False, True, H100)
     return plain._replace(**changes)
 
 
@@ -50,6 +50,9 @@ def pick(path=None, can_run=lambda row: True, **changes):
         ({"head_dim": 65}, "sm90", 5),
         ({"head_dim_v": 65}, "sm90", 5),
         ({"variant": Variant.GENERAL}, "sm90", 5),
+        ({"sinks": True}, "sm90", 3),
+        ({"sinks": True, "variant": Variant.GENERAL}, "sm90", 5),
+        ({"sinks": True, "capability": A100}, "simt", 0),
         ({"aligned": False}, "sm80", 2),
         ({"aligned": False, "variant": Variant.GENERAL}, "simt", 0),
         ({"head_dim": 129}, "simt", 0),

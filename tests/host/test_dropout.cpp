@@ -52,6 +52,19 @@ void test_bits_are_not_shared() {
   }
 }
 
+void test_two_at_once() {
+  const int64_t state[] = {5, 6};
+  for (float p : {0.f, 0.1f, 0.5f, 0.999f, 1.f}) {
+    const Dropout dropout = Dropout::of(p, state);
+    for (uint32_t col = 0; col < 4096; col += 2) {
+      const Philox random = dropout.octet(1, 9, col);
+      const uint32_t signs = dropout.kept_signs(random.word[col / 8 % 4]);
+      for (uint32_t bit = 0; bit < 2; bit++)
+        EXPECT((signs >> (15 + 16 * bit) & 1) == dropout.keep(random, col + bit), "p ", p, " column ", col + bit);
+    }
+  }
+}
+
 std::vector<float> kept(float p, int64_t seed, int64_t offset, uint32_t head, int rows, int cols) {
   const int64_t state[] = {seed, offset};
   const Dropout dropout = Dropout::of(p, state);
@@ -96,7 +109,7 @@ void test_statistics() {
 void test_ends() {
   const int64_t state[] = {1, 2};
   EXPECT(mean(kept(0.f, 1, 2, 0, 64, 64)) == 1., "p = 0 keeps all");
-  EXPECT(Dropout::of(0.5f, state).threshold == 32768 && Dropout::of(0.5f, state).scale == 2.f, "p = 0.5");
+  EXPECT(Dropout::of(0.5f, state).threshold == 16384 && Dropout::of(0.5f, state).scale == 2.f, "p = 0.5");
 }
 
 }  // namespace
@@ -104,6 +117,7 @@ void test_ends() {
 int main() {
   test_published_vectors();
   test_bits_are_not_shared();
+  test_two_at_once();
   test_statistics();
   test_ends();
   return flash::test::finish("dropout");

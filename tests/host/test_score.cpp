@@ -44,6 +44,22 @@ void test_ends_of_the_range() {
   }
 }
 
+// What units the softmax gets: the factor is applied once, before it or by it, and what is left is positive.
+void test_units() {
+  const float slopes[] = {1.f};
+  for (float scale : {0.125f, 0.f, -1.f})
+    for (float softcap : {0.f, 30.f})
+      for (bool adds : {false, true}) {
+        AttnParams p;
+        p.softmax_scale = scale;
+        p.softcap = softcap;
+        p.alibi_slopes = adds ? slopes : nullptr;
+        const ScoreUnits units = ScoreUnits::of(p);
+        EXPECT(units.factor == (softcap != 0.f ? softcap : scale) && units.to_natural > 0.f, scale, " ", softcap);
+        EXPECT((units.is_applied ? 1.f : units.factor) == units.to_natural && (!adds || units.is_applied), adds);
+      }
+}
+
 void test_slopes() {
   const float slopes[] = {1.f, 2.f, 3.f, 4.f};
   AttnParams p;
@@ -60,6 +76,7 @@ void test_slopes() {
 int main() {
   test_formula();
   test_ends_of_the_range();
+  test_units();
   test_slopes();
   return flash::test::finish("score");
 }

@@ -65,7 +65,6 @@ def test_rows_behind_a_sequence_do_not_count(head_dim):
         {"alibi_slopes": (0.5, 0.03)},
         {"attn_bias": (1, 2, 300, 421)},
         {"attn_bias": (2, 1, 1, 421), "window_size": (100, 10)},
-        {"sinks": (1.0, -3.0), "causal": True},
         {"softcap": 12.0, "alibi_slopes": (0.5, 0.03), "attn_bias": (1, 2, 300, 421), "sinks": (1.0, -3.0)},
     ],
     ids=str,
@@ -81,15 +80,87 @@ def test_general_variants(options, head_dim, dtype):
         check(problem(300, 421, head_dim, dtype=dtype, **options), "sm90", backward=False)
 
 
+@pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
+@pytest.mark.parametrize("sinks", [(1.0, -3.0), (80.0, 0.0)], ids=str)
+@pytest.mark.parametrize("mask", [{"causal": True}, {"window_size": (3, 3)}], ids=str)
+def test_sinks_of_plain_kernels(mask, sinks, head_dim):
+    options = {"sinks": torch.tensor(sinks, device="cuda"), **mask}
+    with poison():  # with more queries than keys, some see none
+        check(problem(300, 200, head_dim, **options), "sm90", backward=False)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_dropout_drops_what_the_portable_kernels_drop(head_dim):
-    q, k, v = (rand(2, 300, 2, head_dim) for _ in range(3))
-    results = []
-    for path in ("sm90", "simt"):
-        torch.manual_seed(3)
-        with flash_ext.use_path(path):
-            results.append(flash_ext.forward(q, k, v, dropout_p=0.3, causal=True).float())
-    assert (results[0] - results[1]).abs().max() < 0.05
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("options", [{"alibi_slopes": (0.02, 0.5)}, {"attn_bias": True}, {"dropout_p": 0.1}], ids=str)
+def test_reference_of_general_variants(options, scores, head_dim):
+    options = dict(options, causal=True)
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = torch.tensor(options["alibi_slopes"], device="cuda")
+    if "attn_bias" in options:
+        options["attn_bias"] = rand(1, 2, 704, 704)
+    check(problem_of_scores(scores, 704, (head_dim, head_dim), **options), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("softcap", "size"), [(50.0, 1.0), (15.0, 1.0), (15.0, 3.0), (1.0, 3.0), (0.1, 10.0)])
+def test_softcap_of_small_and_large_scores(softcap, size, head_dim, dtype):
+    p = problem(200, 500, (head_dim, head_dim), dtype=dtype, softcap=softcap)
+    p.q *= size
+    check(p, "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_size": (100, 60)}], ids=str)
+@pytest.mark.parametrize("slope", [0.003, 0.1, 2.0])
+def test_alibi_on_both_sides_of_the_diagonal(slope, mask, head_dim):
+    slopes = torch.tensor([[slope, -slope], [0.0, 3 * slope]], device="cuda")
+    for seqlens in ((700, 1000), (1000, 700)):
+        check(problem(*seqlens, (head_dim, head_dim), alibi_slopes=slopes, **mask), "sm90", backward=False)
+
+
+BIAS_SHAPES = [(2, 2, 300, 424), (1, 2, 300, 424), (2, 1, 300, 424), (2, 2, 1, 424), (2, 1, 1, 424), (2, 2, 300, 1)]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("shape", BIAS_SHAPES, ids=str)
+def test_bias_by_copy_and_by_load(shape, head_dim, dtype):
+    """fp32, and rows that are not multiples of 16 bytes apart, are not for the copy engine."""
+    of_q = torch.bfloat16 if dtype == torch.float32 else dtype
+    bias = rand(*shape, dtype=dtype)
+    bias[rand(*shape) < -1] = -math.inf
+    wide = rand(*shape[:3], 512, dtype=dtype)
+    for attn_bias in (bias, wide[..., 8:432], wide[..., 2:426], bias.transpose(1, 2).contiguous().transpose(1, 2)):
+        with poison():
+            p = problem(300, 424, (head_dim, head_dim), dtype=of_q, attn_bias=attn_bias, causal=True)
+            check(p, "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_bias_of_packed_segments(head_dim):
+    bias = rand(3, 4, 520, 520)
+    with poison():
+        check(packed_problem([100, 1, 513], [300, 20, 513], head_dim, attn_bias=bias), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_bias_of_the_most_negative_number(head_dim, dtype):
+    """It is no mask: a row that has nothing else attends to all."""
+    bias = torch.zeros(1, 1, 300, 424, device="cuda", dtype=dtype)
+    bias[:, :, 7:200] = torch.finfo(dtype).min
+    bias[:, :, :, 100:400] = torch.finfo(dtype).min
+    check(problem(300, 424, (head_dim, head_dim), dtype=dtype, attn_bias=bias), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
+def test_dropout(dropout_p, head_dim):
+    check(problem(300, 350, (head_dim, head_dim), dropout_p=dropout_p), "sm90", backward=False)
+    check(
+        problem(300, 350, (head_dim, head_dim), dropout_p=dropout_p, causal=True, softcap=20.0), "sm90", backward=False
+    )
 
 
 def test_streams_do_not_share_counters():
