@@ -141,7 +141,8 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
   // in front of them.
   template <bool kOptimistic, int kEarly, class Wait>
   __device__ __forceinline__ void exponentials(Wait wait_pv) {
-    constexpr bool kUnderProduct = kTile.order == Order::kOverlap;
+    // Warpgroups out of step lose one percent by it.
+    constexpr bool kUnderProduct = kTile.order == Order::kOverlap && kTile.pingpong;
     uint32_t early[kEarly > 0 ? kEarly : 1][4];
     float block_sum[2] = {};
     typename FwdSoftmax<Traits>::Rise rise;
