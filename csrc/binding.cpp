@@ -34,27 +34,30 @@ KeyTuple as_tuple(const flash::Key& k) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   namespace py = pybind11;
-  py::class_<Options>(m, "Options")
+  py::class_<Scalars>(m, "Scalars")
       .def(py::init<>())
+      .def_readwrite("max_seqlen_q", &Scalars::max_seqlen_q)
+      .def_readwrite("max_seqlen_k", &Scalars::max_seqlen_k)
+      .def_readwrite("softmax_scale", &Scalars::softmax_scale)
+      .def_readwrite("window_left", &Scalars::window_left)
+      .def_readwrite("window_right", &Scalars::window_right)
+      .def_readwrite("softcap", &Scalars::softcap)
+      .def_readwrite("dropout_p", &Scalars::dropout_p)
+      .def_readwrite("deterministic", &Scalars::deterministic);
+  py::class_<Options, Scalars>(m, "Options")
+      .def(py::init<>())
+      .def(py::init<const Scalars&>())
       .def_readwrite("cu_seqlens_q", &Options::cu_seqlens_q)
       .def_readwrite("cu_seqlens_k", &Options::cu_seqlens_k)
       .def_readwrite("seqused_k", &Options::seqused_k)
-      .def_readwrite("max_seqlen_q", &Options::max_seqlen_q)
-      .def_readwrite("max_seqlen_k", &Options::max_seqlen_k)
-      .def_readwrite("softmax_scale", &Options::softmax_scale)
-      .def_readwrite("window_left", &Options::window_left)
-      .def_readwrite("window_right", &Options::window_right)
-      .def_readwrite("softcap", &Options::softcap)
       .def_readwrite("alibi_slopes", &Options::alibi_slopes)
       .def_readwrite("attn_bias", &Options::attn_bias)
       .def_readwrite("sinks", &Options::sinks)
-      .def_readwrite("dropout_p", &Options::dropout_p)
       .def_readwrite("rng_state", &Options::rng_state)
       .def_readwrite("q_descale", &Options::q_descale)
       .def_readwrite("k_descale", &Options::k_descale)
       .def_readwrite("v_descale", &Options::v_descale)
-      .def_readwrite("workspace", &Options::workspace)
-      .def_readwrite("deterministic", &Options::deterministic);
+      .def_readwrite("workspace", &Options::workspace);
 
   m.def("instances", [] {  // the whole table, in order
     std::vector<KeyTuple> rows;
@@ -75,17 +78,17 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return s.bytes();
   });
 
-  py::class_<Kernels, c10::intrusive_ptr<Kernels>>(m, "Kernels")
+  py::class_<Kernels>(m, "Kernels")
       .def(py::init<>())
       .def_readwrite("fwd_row", &Kernels::fwd_row)
       .def_readwrite("bwd_row", &Kernels::bwd_row)
       .def_readwrite("dbias_row", &Kernels::dbias_row)
-      .def_readwrite("options", &Kernels::options)
+      .def_readwrite("scalars", &Kernels::scalars)
       .def("forward",
            [](const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) {
              return unlocked(q, [&] { return kernels.forward(q, k, v, extras); });
            })
-      .def("attend", [](const c10::intrusive_ptr<Kernels>& kernels, const Tensor& q, const Tensor& k, const Tensor& v,
+      .def("attend", [](const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v,
                         const Extras& extras) { return unlocked(q, [&] { return attend(kernels, q, k, v, extras); }); })
       .def("backward", [](const Kernels& kernels, const MaybeTensor& dout, const MaybeTensor& dlse, const Tensor& q,
                           const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse, const Extras& extras,

@@ -9,7 +9,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 
+#include <array>
+#include <cstring>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -67,11 +70,10 @@ struct Grads {
   Tensor dq, dk, dv, delta;
 };
 
-class Kernels : public torch::CustomClassHolder {
- public:
+struct Kernels {
   // Rows of the table; -1 for tensors in host memory.
   int64_t fwd_row = -1, bwd_row = -1, dbias_row = -1;
-  Options options;  // without tensors
+  Scalars scalars;
 
   std::pair<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) const {
     auto [out, lse] = empty_results(q, v.size(-1));
@@ -116,7 +118,7 @@ class Kernels : public torch::CustomClassHolder {
   bool copy_engine() const { return bwd_row >= 0 && flash::kInstances[bwd_row].arch == flash::Arch::kSm90; }
 
   Options with(const Extras& extras) const {
-    Options o = options;
+    Options o(scalars);
     MaybeTensor* const fields[] = {&o.cu_seqlens_q, &o.cu_seqlens_k, &o.seqused_k, &o.alibi_slopes,
                                    &o.attn_bias,    &o.sinks,        &o.rng_state};
     for (size_t i = 0; i < extras.size(); i++) *fields[i] = extras[i];
@@ -133,16 +135,33 @@ class Kernels : public torch::CustomClassHolder {
   }
 };
 
+// As numbers, the one form of what an autograd node keeps besides tensors that compiled autograd can compare.
+static_assert(std::is_trivially_copyable_v<Kernels> && sizeof(Kernels) % sizeof(int64_t) == 0);
+using KernelsWords = std::array<int64_t, sizeof(Kernels) / sizeof(int64_t)>;
+
+c10::IValue as_words(const Kernels& kernels) {
+  KernelsWords words{};
+  std::memcpy(words.data(), &kernels, sizeof(Kernels));
+  return std::vector<int64_t>(words.begin(), words.end());
+}
+
+Kernels from_words(const c10::IValue& value) {
+  const std::vector<int64_t> words = value.toIntVector();
+  Kernels kernels;
+  std::memcpy(static_cast<void*>(&kernels), words.data(), sizeof(Kernels));
+  return kernels;
+}
+
 // The autograd node of a call whose extras take no gradients.
 class Attention : public torch::autograd::Function<Attention> {
  public:
-  static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Kernels>& kernels, const Tensor& q,
-                               const Tensor& k, const Tensor& v, const Extras& extras) {
-    auto [out, lse] = kernels->forward(q, k, v, extras);
+  static variable_list forward(AutogradContext* ctx, const Kernels& kernels, const Tensor& q, const Tensor& k,
+                               const Tensor& v, const Extras& extras) {
+    auto [out, lse] = kernels.forward(q, k, v, extras);
     variable_list saved{q, k, v, out, lse};
     for (const MaybeTensor& t : extras) saved.push_back(t.value_or(Tensor()));
     ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["kernels"] = c10::IValue::make_capsule(kernels);
+    ctx->saved_data["kernels"] = as_words(kernels);
     ctx->set_materialize_grads(false);
     return {out, lse};
   }
@@ -151,7 +170,7 @@ class Attention : public torch::autograd::Function<Attention> {
     variable_list results(5);  // of forward's arguments
     if (!grads[0].defined() && !grads[1].defined()) return results;
     const variable_list saved = ctx->get_saved_variables();
-    const auto kernels = c10::static_intrusive_pointer_cast<Kernels>(ctx->saved_data["kernels"].toCapsule());
+    const Kernels kernels = from_words(ctx->saved_data["kernels"]);
     Extras extras;
     for (size_t i = 5; i < saved.size(); i++)
       extras.push_back(saved[i].defined() ? MaybeTensor(saved[i]) : std::nullopt);
@@ -159,7 +178,7 @@ class Attention : public torch::autograd::Function<Attention> {
     {
       const c10::AutoGradMode no_grad(false);
       const Grads g =
-          kernels->backward(grads[0], grads[1], saved[0], saved[1], saved[2], saved[3], saved[4], extras, std::nullopt);
+          kernels.backward(grads[0], grads[1], saved[0], saved[1], saved[2], saved[3], saved[4], extras, std::nullopt);
       const Tensor all[] = {g.dq, g.dk, g.dv};
       for (int i = 0; i < 3; i++)
         if (ctx->needs_input_grad(i)) results[i + 1] = all[i];
@@ -180,8 +199,8 @@ class Attention : public torch::autograd::Function<Attention> {
   }
 };
 
-std::pair<Tensor, Tensor> attend(const c10::intrusive_ptr<Kernels>& kernels, const Tensor& q, const Tensor& k,
-                                 const Tensor& v, const Extras& extras) {
+std::pair<Tensor, Tensor> attend(const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 const Extras& extras) {
   const variable_list results = Attention::apply(kernels, q, k, v, extras);
   return {results[0], results[1]};
 }

@@ -16,22 +16,28 @@ using flash::FwdParams;
 using Tensor = at::Tensor;
 using MaybeTensor = std::optional<at::Tensor>;
 
-// Everything of a call but q, k, v and its results. Python keeps those that hold no tensors for the next call.
-struct Options {
-  MaybeTensor cu_seqlens_q, cu_seqlens_k;  // (batch + 1) int32
-  MaybeTensor seqused_k;                   // (batch) int32
+// The numbers of a call.
+struct Scalars {
   int64_t max_seqlen_q = 0, max_seqlen_k = 0;
   double softmax_scale = 1.;
   int64_t window_left = -1, window_right = -1;
-  double softcap = 0.;
-  MaybeTensor alibi_slopes;  // (num_heads) or (batch, num_heads) fp32
-  MaybeTensor attn_bias;     // expanded to (batch, num_heads, seqlen_q, seqlen_k), fp32 or q's dtype
-  MaybeTensor sinks;         // (num_heads) fp32
-  double dropout_p = 0.;
+  double softcap = 0., dropout_p = 0.;
+  int64_t deterministic = 0;  // or 1; as wide as the others, so that no byte is left undefined
+};
+
+// Everything of a call but q, k, v and its results.
+struct Options : Scalars {
+  Options() = default;
+  explicit Options(const Scalars& scalars) : Scalars(scalars) {}
+
+  MaybeTensor cu_seqlens_q, cu_seqlens_k;       // (batch + 1) int32
+  MaybeTensor seqused_k;                        // (batch) int32
+  MaybeTensor alibi_slopes;                     // (num_heads) or (batch, num_heads) fp32
+  MaybeTensor attn_bias;                        // expanded to (batch, num_heads, seqlen_q, seqlen_k), fp32 or q's dtype
+  MaybeTensor sinks;                            // (num_heads) fp32
   MaybeTensor rng_state;                        // (2) int64
   MaybeTensor q_descale, k_descale, v_descale;  // expanded to (batch, num_heads_kv) fp32
   MaybeTensor workspace;                        // of a forward, as many bytes as fwd_workspace says
-  bool deterministic = false;
 };
 
 flash::DType dtype_of(const Tensor& t) {
@@ -101,7 +107,7 @@ void fill(AttnParams& p, const Tensor& q, const Tensor& k, const Tensor& v, cons
   p.sinks = pointer<float>(o.sinks);
   p.dropout_p = float(o.dropout_p);
   p.rng_state = pointer<int64_t>(o.rng_state);
-  p.deterministic = o.deterministic;
+  p.deterministic = o.deterministic != 0;
   p.device = q.is_cuda() ? q.get_device() : 0;
 }
 

@@ -4,28 +4,33 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-class Options:
-    """Everything of a call but q, k, v and its results."""
+class Scalars:
+    """The numbers of a call."""
 
-    cu_seqlens_q: Tensor | None  # (batch + 1) int32
-    cu_seqlens_k: Tensor | None  # (batch + 1) int32
-    seqused_k: Tensor | None  # (batch) int32
     max_seqlen_q: int
     max_seqlen_k: int
     softmax_scale: float
     window_left: int
     window_right: int
     softcap: float
+    dropout_p: float
+    deterministic: int
+
+class Options(Scalars):
+    """Everything of a call but q, k, v and its results."""
+
+    def __init__(self, scalars: Scalars = ...) -> None: ...
+    cu_seqlens_q: Tensor | None  # (batch + 1) int32
+    cu_seqlens_k: Tensor | None  # (batch + 1) int32
+    seqused_k: Tensor | None  # (batch) int32
     alibi_slopes: Tensor | None  # (num_heads) or (batch, num_heads) fp32
     attn_bias: Tensor | None  # (batch | 1, num_heads | 1, seqlen_q | 1, seqlen_k | 1) fp32 or q's dtype
     sinks: Tensor | None  # (num_heads) fp32
-    dropout_p: float
     rng_state: Tensor | None  # (2) int64
     q_descale: Tensor | None  # (batch, num_heads_kv) fp32, as are the next two
     k_descale: Tensor | None
     v_descale: Tensor | None
     workspace: Tensor | None  # of a forward, as many bytes as fwd_workspace says
-    deterministic: bool
 
 # The kernel table (csrc/instances.h), row by row: the eight numbers of dispatch.Key.
 def instances() -> list[tuple[int, int, int, int, int, int, int, int]]: ...
@@ -50,13 +55,13 @@ def signature(
 _Extras = Sequence[Tensor | None]
 
 class Kernels:
-    """What serves a call: rows of the table, -1 for tensors in host memory, and the options that are no tensors.
-    Allocates results and workspace."""
+    """What serves a call: rows of the table, -1 for tensors in host memory, and the call's numbers. Allocates results and
+    workspace."""
 
     fwd_row: int
     bwd_row: int
     dbias_row: int
-    options: Options
+    scalars: Scalars
     # out, lse
     def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: _Extras) -> tuple[Tensor, Tensor]: ...
     # out, lse, with gradients of q, k and v recorded

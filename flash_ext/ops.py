@@ -121,7 +121,7 @@ class Plan:
         self.scattered = tuple(not _C.has_rows(t) for t in (q, k, v))
         self.misaligned = tuple(not _C.is_aligned(t) for t in (q, k, v))
         self.kernels = _C.Kernels()
-        self.kernels.options = self._options()
+        self.kernels.scalars = self._scalars()
 
     def _choose(self, pass_: Pass, path: str) -> Choice:
         call = self.call._replace(pass_=pass_)
@@ -203,16 +203,16 @@ class Plan:
         }
         return [f"{name} is copied: {why[self.scattered['qkv'.index(name)]]}" for name in copied]
 
-    def _options(self) -> _C.Options:
-        options, s = _C.Options(), self.scalars
-        options.max_seqlen_q, options.max_seqlen_k = s.max_seqlen_q, s.max_seqlen_k
-        options.softmax_scale, options.softcap, options.dropout_p = s.softmax_scale, s.softcap, s.dropout_p
-        options.window_left, options.window_right = self.window
-        options.deterministic = s.deterministic
-        return options
+    def _scalars(self) -> _C.Scalars:
+        result, s = _C.Scalars(), self.scalars
+        result.max_seqlen_q, result.max_seqlen_k = s.max_seqlen_q, s.max_seqlen_k
+        result.softmax_scale, result.softcap, result.dropout_p = s.softmax_scale, s.softcap, s.dropout_p
+        result.window_left, result.window_right = self.window
+        result.deterministic = s.deterministic
+        return result
 
     def _options_of(self, extras: Extras) -> _C.Options:
-        options = self._options()
+        options = _C.Options(self._scalars())
         for name, tensor in zip(Extras._fields, extras, strict=True):
             if tensor is not None:
                 setattr(options, name, tensor)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 import torch._dynamo.testing
 from torch.utils.checkpoint import checkpoint
 
@@ -254,6 +255,16 @@ def test_gradients_of_any_strides(layout):
     assert torch.equal(got, expected)
 
 
+def test_compiled_autograd():
+    q = make()
+    out = flash_ext.forward(q, q, q, causal=True)
+    (expected,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        out.sum().backward()
+    assert torch.equal(q.grad, expected)
+
+
 def test_backward_from_another_thread():
     """The engine runs a backward pass where it likes: nothing may depend on the thread."""
     q = make()
@@ -389,10 +400,10 @@ def test_deterministic_follows_torch():
     flash_ext.interface._plans.clear()
     torch.use_deterministic_algorithms(True)
     try:
-        assert last_plan().scalars.deterministic and last_plan().kernels.options.deterministic
+        assert last_plan().scalars.deterministic and last_plan().kernels.scalars.deterministic
     finally:
         torch.use_deterministic_algorithms(False)
-    assert not last_plan().scalars.deterministic and not last_plan().kernels.options.deterministic
+    assert not last_plan().scalars.deterministic and not last_plan().kernels.scalars.deterministic
 
 
 def test_sinks_gradient_ignores_rows_of_no_segment():
