@@ -15,13 +15,13 @@ struct BwdArgs {
   CUtensorMap map_q, map_k, map_v, map_dout;
   BwdParams p;
   BwdOrder order;
-  int64_t bands;         // of one head in the workspace
-  float* stats;          // (num_heads, bands, 2, 16)
-  float* dq_accum;       // (num_heads, bands, head_dim / 8, 32, 4)
-  float* row_scale;      // (num_heads, bands, 16)       deterministic only, like key_bounds
-  uint32_t* key_bounds;  // (batch, num_heads_kv, 2)
-  int counter_slot;      // of the counters from which blocks claim their tiles, -1: dealt out statically
-  float lse_scale;       // stats hold lse times this: log2(e) in plain variants, 1 in general ones
+  int64_t bands;          // of one head in the workspace
+  float* stats;           // (num_heads, bands, 2, 16)
+  float* dq_accum;        // (num_heads, bands, head_dim / 8, 32, 4)
+  float* row_scale;       // (num_heads, bands, 16)       deterministic only, like key_bounds
+  KeyBounds* key_bounds;  // (batch, num_heads_kv)
+  int counter_slot;       // of the counters from which blocks claim their tiles, -1: dealt out statically
+  float lse_scale;        // stats hold lse times this: log2(e) in plain variants, 1 in general ones
   // What an index of (batch, head) is multiplied with to give a coordinate of the maps: 0 in expanded dimensions.
   struct Step {
     int batch, head;

@@ -5,21 +5,20 @@
 #include "../ptx/named_barrier.cuh"
 #include "../ptx/red.cuh"
 #include "../ptx/wgmma.cuh"
-#include "bwd_fixed_point.cuh"
+#include "bwd_exact_sum.cuh"
 #include "bwd_loads.cuh"
 
 namespace flash::sm90 {
 
 // Where a warp's band of one step is added up.
 struct DqBand {
-  float* dst;  // this lane's first numbers; integers where results are deterministic
-  float scale0, scale1;
+  float* dst;            // this lane's first numbers, as floats
+  float scale0, scale1;  // deterministic only: of its two rows, negative where the sums are integers
 
   __device__ __forceinline__ static DqBand of(const BwdArgs& args, int64_t band) {
     const int lane = threadIdx.x % 32;
-    const bool fixed = args.p.deterministic;
-    DqBand b{args.dq_accum + band * (args.p.head_dim * kBandRows) + lane * (fixed ? 1 : 4), 1.f, 1.f};
-    if (fixed) {
+    DqBand b{args.dq_accum + band * (args.p.head_dim * kBandRows) + lane * 4, 1.f, 1.f};
+    if (args.p.deterministic) {
       b.scale0 = args.row_scale[band * kBandRows + lane / 4];
       b.scale1 = args.row_scale[band * kBandRows + lane / 4 + 8];
     }
@@ -29,9 +28,20 @@ struct DqBand {
   // acc: 16 rows x 2 kCount columns, from group `first` of eight columns on; only `groups` of them exist. The usual
   // case has no branches: until the last addition is issued the next product cannot start.
   template <int kCount>
-  __device__ __forceinline__ void add(const BwdArgs& args, const float (&acc)[kCount], int first, int groups) const {
+  __device__ __forceinline__ void add(const BwdArgs& args, float (&acc)[kCount], int first, int groups) const {
     float* const at = dst + first * 128;
-    if (!args.p.deterministic && first + kCount / 4 <= groups) {
+    if (args.p.deterministic) {
+      if (signbit(scale0)) {
+        int32_t* const sums = reinterpret_cast<int32_t*>(at) - threadIdx.x % 32 * 3;
+#pragma unroll
+        for (int g = 0; g < kCount / 4; g++)
+          if (first + g < groups) add_integers(sums + g * 128, acc + 4 * g, -scale0, -scale1);
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < kCount; i++) acc[i] = round_to_unit(acc[i], i % 4 < 2 ? scale0 : scale1);
+    }
+    if (first + kCount / 4 <= groups) {
 #pragma unroll
       for (int g = 0; g < kCount / 4; g++)
         ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
@@ -40,10 +50,7 @@ struct DqBand {
 #pragma unroll
     for (int g = 0; g < kCount / 4; g++) {
       if (first + g >= groups) break;
-      if (args.p.deterministic)
-        add_fixed_point(reinterpret_cast<int32_t*>(at) + g * 128, acc + 4 * g, scale0, scale1);
-      else
-        ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+      ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
     }
   }
 };

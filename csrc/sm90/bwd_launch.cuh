@@ -69,14 +69,15 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   a.stats = reinterpret_cast<float*>(workspace + w.stats);
   a.dq_accum = reinterpret_cast<float*>(workspace + w.dq_accum);
   a.row_scale = reinterpret_cast<float*>(workspace + w.row_scale);
-  a.key_bounds = reinterpret_cast<uint32_t*>(workspace + w.key_bounds);
+  a.key_bounds = reinterpret_cast<KeyBounds*>(workspace + w.key_bounds);
   a.lse_scale = general ? 1.f : kLog2e;
   return a;
 }
 
+// `early`: may start before the kernel in front has ended, of those that are launched here.
 template <class... Params, class... Args>
-void launch_dependent(const char* name, void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes,
-                      cudaStream_t stream, const Args&... args) {
+void launch(const char* name, void (*kernel)(Params...), bool early, int64_t blocks, int threads, int shared_bytes,
+            cudaStream_t stream, const Args&... args) {
   FLASH_CHECK_ARG(blocks <= INT32_MAX, name, " needs ", blocks, " thread blocks: at most ", INT32_MAX);
   if (blocks == 0) return;
   allow_shared_memory(kernel, shared_bytes);
@@ -89,7 +90,7 @@ void launch_dependent(const char* name, void (*kernel)(Params...), int64_t block
   config.dynamicSmemBytes = size_t(shared_bytes);
   config.stream = stream;
   config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.numAttrs = early ? 1 : 0;
   FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, args...), name);
 }
 
@@ -98,24 +99,17 @@ void launch_key_bounds(const BwdArgs& args, cudaStream_t stream) {
   const BwdParams& p = args.p;
   const int64_t heads = int64_t(p.batch) * p.num_heads_kv;
   const int key_blocks = ceil_div(p.seqlen_k, kBoundsKeys);
-  FLASH_CHECK_ARG(heads * key_blocks <= INT32_MAX, "bwd_key_bounds needs ", heads * key_blocks,
-                  " thread blocks: at most ", INT32_MAX);
   if (heads == 0) return;
-  FLASH_CHECK_CUDA(cudaMemsetAsync(args.key_bounds, 0, size_t(heads) * 2 * sizeof(uint32_t), stream), "key_bounds");
-  if (key_blocks == 0) return;
-  bwd_key_bounds<T><<<unsigned(heads * key_blocks), kBoundsThreads, 0, stream>>>(args, key_blocks);
-  check_launch("bwd_key_bounds");
+  FLASH_CHECK_CUDA(cudaMemsetAsync(args.key_bounds, 0, size_t(heads) * sizeof(KeyBounds), stream), "key_bounds");
+  launch("bwd_key_bounds", bwd_key_bounds<T>, false, heads * key_blocks, kBoundsThreads, 0, stream, args, key_blocks);
 }
 
 template <class T, int kColumns>
 void launch_preprocess(const BwdArgs& args, cudaStream_t stream) {
   const BwdParams& p = args.p;
   const PreprocessGrid grid{ceil_div(p.seqlen_q, kBandRows), ceil_div(p.num_heads, PreprocessTile<kColumns>::kHeads)};
-  const int64_t blocks = grid.count(p.batch);
-  FLASH_CHECK_ARG(blocks <= INT32_MAX, "bwd_preprocess needs ", blocks, " thread blocks: at most ", INT32_MAX);
-  if (blocks == 0) return;
-  bwd_preprocess<T, kColumns><<<unsigned(blocks), kPreprocessThreads, 0, stream>>>(args, grid);
-  check_launch("bwd_preprocess");
+  launch("bwd_preprocess", bwd_preprocess<T, kColumns>, p.deterministic, grid.count(p.batch), kPreprocessThreads, 0,
+         stream, args, grid);
 }
 
 // Before the other kernels: nothing may come between those that start ahead of each other's end.
@@ -129,8 +123,8 @@ void launch_tail(const BwdArgs& args, cudaStream_t stream) {
 template <class T, int kHeadDim>
 void launch_postprocess(const BwdArgs& args, cudaStream_t stream) {
   const PostprocessGrid grid{ceil_div(args.p.seqlen_q, kBandRows)};
-  launch_dependent("bwd_postprocess", bwd_postprocess<T, kHeadDim>, grid.count(args.p.batch, args.p.num_heads),
-                   32 * PostprocessGrid::kWarps, 0, stream, args, grid);
+  launch("bwd_postprocess", bwd_postprocess<T, kHeadDim>, true, grid.count(args.p.batch, args.p.num_heads),
+         32 * PostprocessGrid::kWarps, 0, stream, args, grid);
 }
 
 template <class Traits>
@@ -144,7 +138,7 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, 64 * Traits::kPanels>(args, s);
   const int64_t blocks = std::min<int64_t>(args.order.count(), multiprocessors(p.device));
-  launch_dependent("bwd_sm90", bwd_kernel<Traits>, blocks, Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
+  launch("bwd_sm90", bwd_kernel<Traits>, true, blocks, Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 
@@ -176,8 +170,8 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   if (p.deterministic) launch_key_bounds<T>(args, s);
   launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
   const int64_t pairs = std::min<int64_t>(args.order.count(), pairs_at_once<Traits>(p.device));
-  launch_dependent("bwd_pair_sm90", bwd_pair_kernel<Traits>, 2 * pairs, Traits::kThreads, BwdPairSmem<Traits>::kBytes,
-                   s, args);
+  launch("bwd_pair_sm90", bwd_pair_kernel<Traits>, true, 2 * pairs, Traits::kThreads, BwdPairSmem<Traits>::kBytes, s,
+         args);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 

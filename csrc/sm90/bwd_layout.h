@@ -5,14 +5,15 @@
 //   stats     fp32 (num_heads, bands, 2, 16): LSE and delta of the band's rows
 //   dq_accum  fp32 (num_heads, bands, head_dim / 8, 32, 4): eight columns of a band lie as the 32 lanes of a warp hold
 //             them, four numbers each: rows lane/4 and lane/4 + 8, columns 2*(lane%4) + {0, 1}
-// and where bitwise equal results are asked for (bwd_fixed_point.cuh):
-//   dq_accum    int32 (num_heads, bands, head_dim / 8, 4, 32): the same numbers, integers
-//   row_scale   fp32 (num_heads, bands, 16): what a row of dQ was multiplied with to become integers
-//   key_bounds  uint32 (batch, num_heads_kv, 2): largest |V| and |K|, as the bits of floats
+// and where bitwise equal results are asked for (bwd_exact_sum.h):
+//   dq_accum    in units of 1 / |row_scale|, or the same as int32 (num_heads, bands, head_dim / 8, 4, 32)
+//   row_scale   fp32 (num_heads, bands, 16), negative where the sums are integers
+//   key_bounds  KeyBounds (batch, num_heads_kv)
 #pragma once
 
 #include "../attn/mask.h"
 #include "../attn/seqlen.h"
+#include "bwd_exact_sum.h"
 
 namespace flash::sm90 {
 
@@ -38,8 +39,8 @@ struct BwdWorkspace {
     w.row_scale = w.dq_accum + p.num_heads * w.bands * kBandRows * p.head_dim * int64_t(sizeof(float));
     const int64_t scales = p.deterministic ? p.num_heads * w.bands * kBandRows : 0;
     w.key_bounds = w.row_scale + scales * int64_t(sizeof(float));
-    const int64_t bounds = p.deterministic ? int64_t(2) * p.batch * p.num_heads_kv : 0;
-    w.bytes = w.key_bounds + bounds * int64_t(sizeof(uint32_t));
+    const int64_t bounds = p.deterministic ? int64_t(p.batch) * p.num_heads_kv : 0;
+    w.bytes = w.key_bounds + bounds * int64_t(sizeof(KeyBounds));
     return w;
   }
 };

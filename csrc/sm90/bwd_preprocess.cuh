@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../ptx/griddep.cuh"
-#include "bwd_fixed_point.cuh"
+#include "bwd_exact_sum.cuh"
 
 namespace flash::sm90 {
 
@@ -42,6 +42,28 @@ __device__ __forceinline__ void clear_accumulators(const BwdArgs& args, int head
   }
 }
 
+// What the main kernel reads of one row; `row` within the segment, may be behind its end. `norm2`: of the row of dO.
+__device__ __forceinline__ void write_stats(const BwdArgs& args, const SeqInfo& seq, int batch, int head, int row,
+                                            float delta, float norm2) {
+  const BwdParams& p = args.p;
+  const int64_t band = head * args.bands + first_band(p, seq, batch) + row / kBandRows;
+  float lse = INFINITY;  // of rows that see nothing or do not exist: P = 0
+  if (row < seq.seqlen_q) {
+    if (p.dlse.ptr) delta -= p.dlse.ptr[offset_of(p.dlse, batch, seq.q0, row, head)];
+    p.delta.ptr[offset_of(p.delta, batch, seq.q0, row, head)] = delta;
+    const float natural = p.lse.ptr[offset_of(p.lse, batch, seq.q0, row, head)];
+    if (natural != -INFINITY) lse = natural * args.lse_scale;
+  }
+  float* stats = args.stats + band * kBandStats + row % kBandRows;
+  stats[0] = lse;
+  stats[kBandRows] = delta;
+  if (p.deterministic) {
+    const float norm = sqrtf(norm2) * (p.dropout_p > 0.f ? 1.f / (1.f - p.dropout_p) : 1.f);
+    const ExactSum sum = exact_sum(args, seq, batch, head / (p.num_heads / p.num_heads_kv));
+    args.row_scale[band * kBandRows + row % kBandRows] = sum.scale(norm, delta);
+  }
+}
+
 template <class T, int kColumns>
 __global__ void __launch_bounds__(kPreprocessThreads)
     bwd_preprocess(const __grid_constant__ BwdArgs args, PreprocessGrid grid) {
@@ -72,6 +94,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   }
 
   clear_accumulators(args, head0, heads, band0);
+  if (p.deterministic) ptx::griddepcontrol_wait();  // for bwd_key_bounds
 
 #pragma unroll
   for (int i = 0; i < Tile::kPasses; i++) {
@@ -86,20 +109,7 @@ __global__ void __launch_bounds__(kPreprocessThreads)
 #pragma unroll
       for (int lane = 1; lane < Tile::kLanes; lane *= 2) norm2 += __shfl_xor_sync(~0u, norm2, lane);
     }
-    if (threadIdx.x % Tile::kLanes != 0 || head >= p.num_heads) continue;
-    float lse = INFINITY;  // of rows that see nothing or do not exist: P = 0
-    if (row < seq.seqlen_q) {
-      if (p.dlse.ptr) delta -= p.dlse.ptr[offset_of(p.dlse, batch, seq.q0, row, head)];
-      p.delta.ptr[offset_of(p.delta, batch, seq.q0, row, head)] = delta;
-      const float natural = p.lse.ptr[offset_of(p.lse, batch, seq.q0, row, head)];
-      if (natural != -INFINITY) lse = natural * args.lse_scale;
-    }
-    float* stats = args.stats + (head * args.bands + band0) * kBandStats + row % kBandRows;
-    stats[0] = lse;
-    stats[kBandRows] = delta;
-    if (p.deterministic)
-      args.row_scale[(head * args.bands + band0) * kBandRows + row % kBandRows] =
-          fixed_point_scale(args, batch, head, sqrtf(norm2), delta);
+    if (threadIdx.x % Tile::kLanes == 0 && head < p.num_heads) write_stats(args, seq, batch, head, row, delta, norm2);
   }
 }
 

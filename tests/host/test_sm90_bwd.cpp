@@ -1,4 +1,6 @@
 // The index arithmetic of the Hopper backward.
+#include <algorithm>
+#include <cmath>
 #include <random>
 #include <set>
 #include <vector>
@@ -77,6 +79,56 @@ void test_order() {
       }
 }
 
+// Rounded addends whose partial sums stay below the bound give the same sum in every order.
+void test_exact_sum() {
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  for (int trial = 0; trial < 300; trial++) {
+    const ExactSum sum = ExactSum::of(1.f + 20.f * float(random() % 3), 5.f, 1.f, 1);
+    EXPECT(!sum.integers, "few keys");
+    const float norm = std::exp(normal(random)), bound = norm * sum.largest_v * sum.largest_k,
+                units = sum.scale(norm, 0.f);
+    const int count = 1 + int(random() % 300);
+    std::vector<float> addends(count);
+    float left = bound;  // of the sum of absolute values
+    for (float& x : addends) {
+      x = (random() % 2 ? 1.f : -1.f) * left * (random() % 8 == 0 ? 0.9f : 0.01f) * float(random() % 1000) / 1000.f;
+      left -= std::fabs(x);
+    }
+    float first = 0.f;
+    double exact = 0.;
+    for (int order = 0; order < 5; order++) {
+      float total = 0.f;
+      for (float x : addends) total += round_to_unit(x, units);
+      if (order == 0) first = total;
+      EXPECT(total == first, "order ", order, " gives ", total, " instead of ", first);
+      std::shuffle(addends.begin(), addends.end(), random);
+    }
+    for (float x : addends) exact += x;
+    EXPECT(std::fabs(first / units - exact) <= 0.5 * count / units + 1e-6 * bound, "far from the sum");
+  }
+  EXPECT(ExactSum::of(1.f, 1.f, 1.f, 1 << 18).integers, "too many keys for floats");
+  EXPECT(ExactSum::of(NAN, 1.f, 1.f, 1).integers && std::isnan(ExactSum::of(NAN, 1.f, 1.f, 1).scale(1.f, 0.f)), "NaN");
+  EXPECT(std::signbit(ExactSum::of(NAN, 1.f, 1.f, 1).scale(1.f, 0.f)), "rows of one head have one sign");
+  EXPECT(std::isfinite(ExactSum::of(0.f, 0.f, 1.f, 1).scale(0.f, 0.f)), "nothing to add");
+}
+
+// Windows bound what a query sees.
+void test_visible_keys() {
+  AttnParams p;
+  p.batch = 1;
+  p.seqlen_q = p.seqlen_k = 1000;
+  for (int left : {-1, 0, 10, 2000})
+    for (int right : {-1, 0, 7, INT32_MAX}) {
+      p.window_left = left, p.window_right = right;
+      const SeqInfo seq = SeqInfo::of(p, 0);
+      const Band band = Band::of(p, seq);
+      int most = 0;
+      for (int i = 0; i < p.seqlen_q; i++) most = max_of(most, band.key_end(i) - band.key_begin(i));
+      EXPECT(visible_keys(p, seq) >= most && (left < 0 || right < 0 || visible_keys(p, seq) == most), left, " ", right);
+    }
+}
+
 // ahead(step, n) is n times the next step.
 void test_steps() {
   for (int count : {1, 2, 3, 7})
@@ -117,6 +169,8 @@ int main() {
   test_bands();
   test_workspace();
   test_order();
+  test_exact_sum();
+  test_visible_keys();
   test_steps();
   test_tiles();
   return flash::test::finish("sm90 bwd");

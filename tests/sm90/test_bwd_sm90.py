@@ -1,5 +1,5 @@
-"""The Hopper backward where its own design could break: head dims between the kernels', unused keys, features, sums in
-integers, more blocks than multiprocessors. (What Ampere's could get wrong too: tests/test_tensor_cores.py.)"""
+"""The Hopper backward where its own design could break: head dims between the kernels', unused keys, features, exact
+sums, more blocks than multiprocessors. (What Ampere's could get wrong too: tests/test_tensor_cores.py.)"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from problems import DTYPES, HEAD_DIMS, cumulated, problem, rand
 
+import flash_ext
 from flash_ext.testing import Problem, check, poison
 
 pytestmark = pytest.mark.gpu
@@ -44,13 +45,37 @@ def test_general(extra, head_dim, dtype):
     check(problem(150, 200, (head_dim, head_dim), (4, 2), dtype, causal=True, **chosen), "sm90")
 
 
-def test_integer_sums_hold_extreme_rows():
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("large", [1, 4, 30])
+def test_exact_sums_hold_extreme_rows(large, head_dim):
     """The unit of a row of dq follows from a bound: a large row of dout, k or v must neither overflow nor drown others."""
-    p = problem(200, 300, (128, 128), deterministic=True)
-    p.v[:, 7] *= 30
-    p.k[:, 11] *= 4
-    p.q[:, 5] *= 8
+    p = problem(2000, 2000, (head_dim, head_dim), deterministic=True)
+    p.v[:, 7] *= large
+    p.k[:, 11] *= min(large, 4)
+    p.q[:, 5] *= min(large, 8)
     check(p, "sm90")
+
+
+@pytest.mark.parametrize("keys", [4096, 24576, 50000])
+def test_exact_sums_of_many_keys(keys):
+    """As floats, floats whose rounding begins to show, and integers; a channel of k that is larger than the others."""
+    check(problem(70, keys, (128, 128), (2, 1), deterministic=True), "sm90")
+    p = problem(70, keys, (128, 128), (2, 1), deterministic=True)
+    p.k[..., 3] *= 10
+    p.q[..., 3] /= 10
+    check(p, "sm90")
+
+
+def test_exact_sums_keep_nan():
+    """Of a row: what is not finite must show, and nowhere else."""
+    p = problem(100, 100, (64, 64), deterministic=True)
+    q, k, v = (t.clone().requires_grad_() for t in (p.q, p.k, p.v))
+    dout = torch.randn_like(p.q)
+    dout[0, 3, 0, 5] = torch.inf
+    with flash_ext.use_path("sm90"):
+        (dq,) = torch.autograd.grad(flash_ext.forward(q, k, v, deterministic=True), (q,), dout)
+    bad = ~torch.isfinite(dq).all(-1)
+    assert bad[0, 3, 0] and bad.sum() == 1
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS, ids=str)
