@@ -1,5 +1,5 @@
 // One block of keys of an FP8 consumer warpgroup: S = Q K^T, P = softmax(S), O += P V, with S, P and O in registers.
-// P 1 by the tensor cores divides O: the rounding of P, and of the accumulator over long sequences, is then in both.
+// P 1 by the tensor cores divides O, so that the rounding of P is in both.
 #pragma once
 
 #include "fp8_epilogue.cuh"
