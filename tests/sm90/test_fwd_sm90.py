@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from problems import DTYPES, packed_problem, problem, rand
+from problems import DTYPES, HEAD_DIMS, SCORES, packed_problem, problem, problem_of_scores, rand
 
 import flash_ext
 from flash_ext.testing import check, poison
