@@ -1,6 +1,5 @@
-// A warp that loads bias for one consumer warpgroup: the 64 x 64 numbers of each block that the warpgroup visits.
-// Warpgroups pass over different blocks and run out of step, so one warp for all of them would make them wait for each
-// other.
+// A warp that loads bias: the 64 x 64 numbers of each block that a consumer warpgroup visits. Warpgroups pass over
+// different blocks and run out of step, so each has buffers of its own, and as far as there are warps, a warp.
 #pragma once
 
 #include "../ptx/tma.cuh"
@@ -11,8 +10,9 @@ namespace flash::sm90 {
 template <class Traits>
 class FwdBiasProducer {
  public:
-  __device__ __forceinline__ FwdBiasProducer(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
-      : args(a), smem(s), warpgroup(w), lane(threadIdx.x % 32) {}
+  // For warpgroups warp, warp + kBiasWarps, ...
+  __device__ __forceinline__ FwdBiasProducer(const FwdArgs& a, const FwdSmem<Traits>& s, int warp)
+      : args(a), smem(s), first_warpgroup(warp), lane(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
     if (lane == 0) ptx::prefetch_tensormap(&args.map_bias);
@@ -20,31 +20,44 @@ class FwdBiasProducer {
       ptx::mbarrier_wait(smem.tile_full(slot.stage), slot.parity);
       const auto& work = smem.work(slot.stage);
       const Tile tile = work.tile;
-      const BlockRange blocks = work.of_warpgroup[warpgroup];
+      const BlockRange loaded = work.blocks;
+      BlockRange blocks[kOwn];
+#pragma unroll
+      for (int i = 0; i < kOwn; i++) blocks[i] = exists(i) ? work.of_warpgroup[warpgroup(i)] : BlockRange{0, 0, 0, 0};
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(smem.tile_empty(slot.stage));
       slot.template advance<FwdSmem<Traits>::kTileSlots>();
       if (!tile.valid()) return;
-      for (int n_block = blocks.end - 1; n_block >= blocks.begin; n_block--) load(tile, n_block);
+      for (int n_block = loaded.end - 1; n_block >= loaded.begin; n_block--) {
+#pragma unroll
+        for (int i = 0; i < kOwn; i++)
+          if (n_block >= blocks[i].begin && n_block < blocks[i].end) load(tile, n_block, warpgroup(i), bias[i]);
+      }
     }
   }
 
  private:
+  static constexpr int kWarps = FwdSmem<Traits>::kBiasWarps, kOwn = ceil_div(Traits::kWarpgroups, kWarps);
+
   const FwdArgs& args;
   const FwdSmem<Traits> smem;
-  const int warpgroup, lane;
-  RingState bias{1}, slot{0};
+  const int first_warpgroup, lane;
+  RingState bias[2] = {RingState(1), RingState(1)}, slot{0};
+  static_assert(kOwn <= 2);
 
-  __device__ __forceinline__ void load(const Tile& tile, int n_block) {
-    const uint32_t full = smem.bias_full(bias.stage, warpgroup);
+  __device__ __forceinline__ int warpgroup(int i) const { return first_warpgroup + i * kWarps; }
+  __device__ __forceinline__ bool exists(int i) const { return warpgroup(i) < Traits::kWarpgroups; }
+
+  __device__ __forceinline__ void load(const Tile& tile, int n_block, int warpgroup, RingState& ring) {
+    const uint32_t full = smem.bias_full(ring.stage, warpgroup);
     const int row = tile.m_block * Traits::kBlockM + 64 * warpgroup;
-    ptx::mbarrier_wait(smem.bias_empty(bias.stage, warpgroup), bias.parity);
+    ptx::mbarrier_wait(smem.bias_empty(ring.stage, warpgroup), ring.parity);
     if (lane == 0) {
       ptx::mbarrier_arrive_expect_tx(full, FwdSmem<Traits>::kBiasBytes);
-      ptx::tma_load(smem.bias(bias.stage, warpgroup), &args.map_bias, full, n_block * Traits::kBlockN, row,
+      ptx::tma_load(smem.bias(ring.stage, warpgroup), &args.map_bias, full, n_block * Traits::kBlockN, row,
                     tile.head * args.bias_head_step, tile.batch * args.bias_batch_step);
     }
-    bias.template advance<FwdSmem<Traits>::kBiasStages>();
+    ring.template advance<FwdSmem<Traits>::kBiasStages>();
   }
 };
 

@@ -11,8 +11,7 @@ namespace flash::sm90 {
 template <class Traits, class Block = FwdBlock<Traits>>
 class FwdConsumer : Block {
  public:
-  __device__ __forceinline__ FwdConsumer(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
-      : Block(a, s, w) {}
+  __device__ __forceinline__ FwdConsumer(const FwdArgs& a, const FwdSmem<Traits>& s, int w) : Block(a, s, w) {}
 
   __device__ __forceinline__ void run() {
     this->first_turn();

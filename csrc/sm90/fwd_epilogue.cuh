@@ -13,15 +13,14 @@ struct RowResult {
 };
 
 // In natural units, since `reference` may be so large that its log2 units overflow.
-__device__ __forceinline__ RowResult row_result(float reference, float sum, float scale, const float* sink) {
-  const float top = reference * scale;
+// A sink (-inf: none) joins the denominator; whichever is larger becomes the reference. Without a branch: at 512 keys
+// the length of this code shows.
+__device__ __forceinline__ RowResult row_result(float reference, float sum, float scale, float sink) {
+  const float top = reference * scale, joint = fmaxf(top, sink);
   const bool empty = !(sum != 0.f);  // a NaN is not empty
-  if (sink == nullptr) return {empty ? 0.f : 1.f / sum, empty ? -CUDART_INF_F : top + log2f(sum) * kLn2};
-  // The sink joins the denominator; whichever is larger becomes the reference.
-  if (empty) return {0.f, *sink};
-  const float joint = fmaxf(top, *sink), share = exp2f((top - joint) * kLog2e);
-  const float total = sum * share + exp2f((*sink - joint) * kLog2e);
-  return {share / total, joint + log2f(total) * kLn2};
+  const float share = exp2_approx((top - joint) * kLog2e);
+  const float total = fmaf(sum, share, exp2_approx((sink - joint) * kLog2e));
+  return {empty ? 0.f : __fdividef(share, total), empty ? sink : joint + log2f(total) * kLn2};
 }
 
 // Row r of a thread's two, times factor; nowhere if out is nullptr. A quad of lanes exchanges words so that each lane
@@ -66,13 +65,13 @@ __device__ __forceinline__ void store_tile(const float (&acc_o)[Traits::kHeadDim
   using Element = typename Traits::Element;
   const FwdParams& p = args.params;
   const int quad_lane = threadIdx.x % 4;
+  const float sink = p.sinks != nullptr ? p.sinks[tile.head] : -CUDART_INF_F;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int row = at.row + 8 * r;
     float sum = softmax.row_sum[r];
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
-    const float* sink = p.sinks != nullptr ? p.sinks + tile.head : nullptr;
     const RowResult result = row_result(softmax.reference[r], sum, args.scale, sink);
     const bool exists = row < tile.seqlen_q;
     if (quad_lane == 0 && exists) p.lse.ptr[offset_of(p.lse, tile.batch, tile.q0, row, tile.head)] = result.lse;

@@ -28,7 +28,7 @@ class FwdGeneral {
  public:
   __device__ __forceinline__ FwdGeneral(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
       : args(a), params(a.params), smem(s), warpgroup(w) {
-    if (Traits::kGeneral && params.dropout_p != 0.f) {
+    if (Traits::kGeneral && has(Option::kDropout)) {
       seed = params.rng_state[0];
       offset = params.rng_state[1];
     }
@@ -42,28 +42,25 @@ class FwdGeneral {
 
   // Q K^T -> what enters the softmax (ScoreUnits).
   __device__ __forceinline__ void modify(float (&acc_s)[kScores], const Tile& tile, int n_block) {
-    const ScoreUnits units = ScoreUnits::of(params);
-    if (params.softcap != 0.f) softcap(acc_s, params.softmax_scale / params.softcap);
-    if (!units.is_applied) return;
-    float factor = units.factor;
-    if (params.alibi_slopes != nullptr) {
+    float factor = params.softmax_scale;
+    if (has(Option::kSoftcap)) {
+      softcap(acc_s, params.softmax_scale / params.softcap);
+      factor = params.softcap;
+    }
+    if (has(Option::kAlibi)) {
       alibi(acc_s, factor, at.row + tile.seqlen_k - tile.seqlen_q, n_block * kBlockN);
       factor = 1.f;
     }
-    if (params.bias.ptr == nullptr) {
-      if (params.alibi_slopes == nullptr) scale(acc_s, factor);
-    } else if (args.copies_bias) {
-      add_copied_bias(acc_s, factor);
-    } else if (params.bias.is_f32) {
-      add_bias<float, float2>(acc_s, factor, tile, n_block * kBlockN + at.column);
-    } else {
-      add_bias<Element, uint32_t>(acc_s, factor, tile, n_block * kBlockN + at.column);
+    if (has(Option::kBias)) {
+      bias_of_block(acc_s, factor, tile, n_block * kBlockN + at.column);
+    } else if (kOption == Option::kAny && !has(Option::kAlibi) && !(factor > 0.f)) {
+      scale(acc_s, factor);
     }
   }
 
   // Zeroes the entries of P that dropout drops; the scale of the others is applied to the output.
   __device__ __forceinline__ void drop(uint32_t (&p)[kBlockN / 16][4], const Tile& tile, int n_block) const {
-    if (params.dropout_p == 0.f) return;
+    if (!has(Option::kDropout)) return;
     const Dropout dropout{seed, offset, args.dropout_threshold, 1.f};
     const uint32_t head = tile.batch * params.num_heads + tile.head;
 #pragma unroll
@@ -79,6 +76,28 @@ class FwdGeneral {
   }
 
  private:
+  static constexpr Option kOption = Traits::kOption;
+
+  __device__ __forceinline__ bool has(Option option) const {
+    if constexpr (kOption != Option::kAny) return option == kOption;
+    return option == Option::kSoftcap ? params.softcap != 0.f
+           : option == Option::kAlibi ? params.alibi_slopes != nullptr
+           : option == Option::kBias  ? params.bias.ptr != nullptr
+                                      : params.dropout_p != 0.f;
+  }
+
+  __device__ __forceinline__ void bias_of_block(float (&acc_s)[kScores], float factor, const Tile& tile, int col0) {
+    if (kOption == Option::kBias || args.copies_bias) {
+      add_copied_bias(acc_s, factor);
+    } else if constexpr (kOption == Option::kAny) {
+      if (params.bias.is_f32) {
+        add_bias<float, float2>(acc_s, factor, tile, col0);
+      } else {
+        add_bias<Element, uint32_t>(acc_s, factor, tile, col0);
+      }
+    }
+  }
+
   __device__ __forceinline__ static void scale(float (&acc_s)[kScores], float factor) {
 #pragma unroll
     for (int i = 0; i < kScores; i++) acc_s[i] *= factor;

@@ -1,5 +1,5 @@
 // Attention forward for Hopper: one producer warp feeds consumer warpgroups through shared memory; blocks stay.
-// Where there is bias to copy, each warpgroup has a warp of its own for that.
+// Where there is bias to copy, the warps beside the producer do that.
 #pragma once
 
 #include "../ptx/griddep.cuh"
@@ -9,6 +9,23 @@
 #include "fwd_producer.cuh"
 
 namespace flash::sm90 {
+
+template <class Traits, Option kOption>
+__device__ __forceinline__ void run_with(const FwdArgs& args, uint8_t* shared, int warpgroup) {
+  using T = WithOption<Traits, kOption>;
+  FwdConsumer<T>(args, FwdSmem<T>(shared), warpgroup).run();
+}
+
+template <class Traits>
+__device__ __forceinline__ void run_consumer(const FwdArgs& args, uint8_t* shared, int warpgroup) {
+  if constexpr (Traits::kGeneral && Traits::kHeadDim <= 128) {  // beyond, products hide more
+    if (args.option == Option::kSoftcap) return run_with<Traits, Option::kSoftcap>(args, shared, warpgroup);
+    if (args.option == Option::kAlibi) return run_with<Traits, Option::kAlibi>(args, shared, warpgroup);
+    if (args.option == Option::kBias) return run_with<Traits, Option::kBias>(args, shared, warpgroup);
+    if (args.option == Option::kDropout) return run_with<Traits, Option::kDropout>(args, shared, warpgroup);
+  }
+  run_with<Traits, Option::kAny>(args, shared, warpgroup);
+}
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(const __grid_constant__ FwdArgs args) {
@@ -25,12 +42,12 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fwd_kernel(const __grid_c
     ptx::setmaxnreg_dec<Traits::kTile.producer_registers>();
     if (warp == 0) {
       FwdProducer<Traits>(args, smem).run();
-    } else if (Traits::kGeneral && args.copies_bias && warp <= Traits::kWarpgroups) {
+    } else if (Traits::kGeneral && args.copies_bias && warp <= FwdSmem<Traits>::kBiasWarps) {
       FwdBiasProducer<Traits>(args, smem, warp - 1).run();
     }
   } else {
     ptx::setmaxnreg_inc<Traits::kTile.consumer_registers>();
-    FwdConsumer<Traits>(args, smem, warp / 4 - 1).run();
+    run_consumer<Traits>(args, shared, warp / 4 - 1);
   }
 #endif
 }

@@ -63,6 +63,14 @@ int64_t set_order(FwdArgs& a) {
   return a.num_tiles;
 }
 
+// The call's only option, if there is a loop for it.
+inline Option option_of(const FwdParams& p, bool copies_bias) {
+  const bool has[] = {p.softcap != 0.f, p.alibi_slopes != nullptr, p.bias.ptr != nullptr, p.dropout_p != 0.f};
+  if (has[0] + has[1] + has[2] + has[3] != 1 || !(p.softmax_scale > 0.f)) return Option::kAny;
+  if (has[2]) return copies_bias ? Option::kBias : Option::kAny;
+  return has[0] ? Option::kSoftcap : has[1] ? Option::kAlibi : Option::kDropout;
+}
+
 template <class Traits>
 void launch_fwd(const FwdParams& p, Stream stream) {
   if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
@@ -78,6 +86,7 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   args.scale_log2 = args.scale * kLog2e;
   args.dropout_threshold = Dropout::threshold_of(p.dropout_p);
   set_maps<Traits>(args);
+  args.option = option_of(p, args.copies_bias);
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
 

@@ -22,7 +22,7 @@ struct FwdSoftmax {
   static constexpr float kLimit = 512.f;
   // (s - reference) * scale by one fma is off by the rounding of reference * scale: beyond it, subtract first.
   static constexpr float kMaxFmaReference = 4096.f;
-  static constexpr int kMaxSurprises = 3;
+  static constexpr int kMaxSurprises = 3, kFar = 1 << 30;
 
   float scale;         // of the scores, to log2 units
   float reference[2];  // the maximum when it was last looked at, in units of the scores; -inf before any key
@@ -34,10 +34,11 @@ struct FwdSoftmax {
   __device__ __forceinline__ bool optimistic() const { return surprises < kMaxSurprises; }
 
   // Groups kFrom ... kTo - 1 of 16 columns: P into p, its sums added to block_sum.
-  template <int kFrom, int kTo, int kSize>
+  template <int kFrom, int kTo, bool kFinite = false, int kSize>
   __device__ __forceinline__ void exponentials(const float (&acc_s)[kScores], uint32_t (&p)[kSize][4],
                                                float (&block_sum)[2]) const {
-    const float shift[2] = {reference[0] * scale, reference[1] * scale};
+    const float shift[2] = {(kFinite ? finite(reference[0]) : reference[0]) * scale,
+                            (kFinite ? finite(reference[1]) : reference[1]) * scale};
     float sum[2][2] = {{block_sum[0], 0.f}, {block_sum[1], 0.f}};
 #pragma unroll
     for (int i = kFrom * 8; i < kTo * 8; i += 2) {
@@ -64,7 +65,8 @@ struct FwdSoftmax {
 
   // First block of a tile: its maximum becomes the reference.
   __device__ __forceinline__ void first(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4]) {
-    row_max(acc_s, reference);
+    thread_max(acc_s, reference);
+    quad_max(reference);
     row_sum[0] = row_sum[1] = 0.f;
     surprises = 0;
     check_range();
@@ -79,21 +81,19 @@ struct FwdSoftmax {
 
   // Brings the reference up to the block's maximum.
   __device__ __forceinline__ Rise raise(const float (&acc_s)[kScores]) {
-    Rise rise;
     float top[2];
-    row_max(acc_s, top);
+    thread_max(acc_s, top);
+    Rise rise{{1.f, 1.f}, __any_sync(~0u, top[0] > reference[0] || top[1] > reference[1]) != 0};
+    if (!rise.rises) return rise;
+    quad_max(top);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       top[r] = fmaxf(top[r], reference[r]);
       rise.correction[r] = exp2_approx((reference[r] - finite(top[r])) * scale);
+      reference[r] = top[r];
     }
-    rise.rises = __any_sync(~0u, top[0] > reference[0] || top[1] > reference[1]);
-    reference[0] = top[0];
-    reference[1] = top[1];
-    if (rise.rises) {
-      surprises++;
-      check_range();
-    }
+    surprises++;
+    check_range();
     return rise;
   }
 
@@ -102,7 +102,11 @@ struct FwdSoftmax {
   __device__ __forceinline__ void exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4], float (&acc_o)[kOut],
                                         const Rise& rise) {
     float block_sum[2] = {};
-    exact_exponentials(acc_s, p, block_sum);
+    if (surprises < kFar) {
+      exponentials<0, kGroups, true>(acc_s, p, block_sum);
+    } else {
+      exact_exponentials(acc_s, p, block_sum);
+    }
     row_sum[0] = fmaf(row_sum[0], rise.correction[0], block_sum[0]);
     row_sum[1] = fmaf(row_sum[1], rise.correction[1], block_sum[1]);
     if (rise.rises) {
@@ -115,13 +119,13 @@ struct FwdSoftmax {
   // A reference far from 0 would cost accuracy in the fused form: then the maximum is used throughout.
   __device__ __forceinline__ void check_range() {
     const float far = fmaxf(fabsf(finite(reference[0])), fabsf(finite(reference[1]))) * scale;
-    if (__any_sync(~0u, far > kMaxFmaReference)) surprises = kMaxSurprises;
+    if (__any_sync(~0u, far > kMaxFmaReference)) surprises = kFar;
   }
 
   // What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
   __device__ __forceinline__ static float finite(float x) { return x == -CUDART_INF_F ? 0.f : x; }
 
-  __device__ __forceinline__ static void row_max(const float (&acc_s)[kScores], float (&top)[2]) {
+  __device__ __forceinline__ static void thread_max(const float (&acc_s)[kScores], float (&top)[2]) {
     float m[2][2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -133,6 +137,13 @@ struct FwdSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       top[r] = fmaxf(m[r][0], m[r][1]);
+    }
+  }
+
+  // Over the four threads that share rows.
+  __device__ __forceinline__ static void quad_max(float (&top)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
       top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
       top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
     }

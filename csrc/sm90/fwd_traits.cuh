@@ -9,6 +9,10 @@
 
 namespace flash::sm90 {
 
+// A general variant has a loop of its own for each option alone and one for all together: jumps over the code of the
+// others cost up to a third at head_dim 64, since no instruction cache holds it.
+enum class Option : uint8_t { kAny, kSoftcap, kAlibi, kBias, kDropout };  // kBias: by the copy engine
+
 struct FwdArgs;
 
 template <DType kDType_, class Dims, bool kGeneral_>
@@ -18,6 +22,7 @@ struct FwdTraits {
   using Element = flash::Element<kDType>;
   static constexpr int kHeadDim = Dims::kHeadDim, kHeadDimV = Dims::kHeadDimV;
   static constexpr bool kGeneral = kGeneral_;  // softcap, ALiBi, bias and dropout at run time
+  static constexpr Option kOption = Option::kAny;
 
   static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV, kGeneral);
   static constexpr int kWarpgroups = kTile.warpgroups;
@@ -43,9 +48,13 @@ struct FwdTraits {
                 (kWarpgroups + 1) * kRegistersAtLaunch);
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256, "keys of a block");
   static_assert(!kGeneral || kBlockN == 64, "a block of bias is one panel, and dropout draws 32 columns at a time");
-  static_assert(!kGeneral || (kTile.bias_stages > 0 && kWarpgroups <= 3),
-                "a warp beside the producer brings each's bias");
+  static_assert(!kGeneral || kTile.bias_stages > 0, "bias by the copy engine");
   static_assert(kHeadDim % 16 == 0 && kHeadDimV % 16 == 0);
+};
+
+template <class Traits, Option kOption_>
+struct WithOption : Traits {
+  static constexpr Option kOption = kOption_;
 };
 
 struct FwdArgs {
@@ -60,6 +69,7 @@ struct FwdArgs {
   int group;                   // query heads of a key head
   bool packed;
   bool zero_v_tail;  // V rows behind a sequence exist and may hold anything
+  Option option;     // the only one of the call, or kAny
   bool copies_bias;  // the copy engine brings it; else consumers read it where they need it
   // Coordinates in the maps: 0 where the dimension is expanded.
   int q_batch_step, q_head_step, k_batch_step, k_head_step, v_batch_step, v_head_step, bias_batch_step, bias_head_step;
@@ -79,7 +89,7 @@ struct FwdArgs {
 //   bias_empty[s][w] 4              warps of w, after reading it       bias producer of w            1
 //   tile_full[s]   1                producer, tile written             consumers, bias producers     0
 //   tile_empty[s]  consumer warps   each warp after storing the tile   producer                      1
-//                  (+ warpgroups)   bias producers, having read it
+//                  (+ bias warps)   bias producers, having read it
 //
 // Named barriers 1 ... kWarpgroups: warpgroup w waits on 1 + w for its turn to issue products, the one before it
 // arrives.
@@ -87,6 +97,7 @@ template <class Traits>
 struct FwdSmem {
   static constexpr int kStages = Traits::kStages, kQStages = Traits::kQStages, kWarpgroups = Traits::kWarpgroups;
   static constexpr int kBiasStages = Traits::kTile.bias_stages, kBiasBytes = 64 * 128;  // of one warpgroup
+  static constexpr int kBiasWarps = kWarpgroups < 3 ? kWarpgroups : 3;                  // beside the producer warp
   static constexpr int kTileSlots = 4;
 
   // What the producer tells the consumers about a tile.
@@ -165,8 +176,7 @@ struct FwdSmem {
     }
     for (int i = 0; i < kTileSlots; i++) {
       ptx::mbarrier_init(tile_full(i), 1);
-      ptx::mbarrier_init(tile_empty(i),
-                         Traits::kConsumerWarps + Traits::kTransposers + (copies_bias ? kWarpgroups : 0));
+      ptx::mbarrier_init(tile_empty(i), Traits::kConsumerWarps + Traits::kTransposers + (copies_bias ? kBiasWarps : 0));
     }
     ptx::fence_mbarrier_init();
   }
