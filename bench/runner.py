@@ -89,8 +89,11 @@ def poison_free_memory(inputs: Inputs) -> None:
     """Results are allocated from memory full of NaN, whatever the dtype: what a kernel leaves unwritten shows."""
     if inputs.q.is_cuda:
         size = sum(t.numel() * t.element_size() for t in (inputs.q, inputs.k, inputs.v, inputs.dout))
-        torch.cuda.empty_cache()  # then the block that is freed here is the only one to allocate from
-        torch.full((4 * size,), 255, dtype=torch.uint8, device=inputs.q.device)
+        torch.cuda.empty_cache()  # then the blocks that are freed here are the only ones to allocate from
+        small = 1 << 20  # up to here the allocator takes from a pool of its own
+        blocks = [4 * size] + [small] * (2 * (1 + 2 * size // small))  # two fill a segment
+        filled = [torch.full((n,), 255, dtype=torch.uint8, device=inputs.q.device) for n in blocks]
+        del filled
 
 
 def _outputs(case: Case, call: Call) -> list[torch.Tensor]:

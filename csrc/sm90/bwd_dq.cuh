@@ -1,6 +1,7 @@
 // The dQ warpgroup: for every step dQ (kBlockM x kHeadDim) = dS K, added to the workspace straight from registers.
 #pragma once
 
+#include "../ptx/griddep.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/named_barrier.cuh"
 #include "../ptx/red.cuh"
@@ -107,6 +108,7 @@ __device__ __forceinline__ void add_tile_to_dq(const BwdArgs& args, const BwdBlo
 
 template <class Traits>
 __device__ __forceinline__ void run_dq(const BwdArgs& args, BwdSmem<Traits> smem, uint8_t* shared) {
+  ptx::griddepcontrol_wait();  // for row_scale, which is read ahead of every barrier
   int index = 0;
 #pragma unroll 1
   for (int tile = 0;; tile++) {

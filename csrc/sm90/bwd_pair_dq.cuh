@@ -82,6 +82,7 @@ __device__ __forceinline__ void add_pair_tile_to_dq(const BwdArgs& args, const B
 
 template <class Traits>
 __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, BwdPairSmem<Traits> smem, uint8_t* shared, int rank) {
+  ptx::griddepcontrol_wait();  // for row_scale, which is read ahead of every barrier
   int index = 0;
 #pragma unroll 1
   for (int tile = 0;; tile++) {

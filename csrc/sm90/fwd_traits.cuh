@@ -9,8 +9,8 @@
 
 namespace flash::sm90 {
 
-// Up to head_dim 128 a general variant has a loop of its own for each option alone, and one for all together: jumps over
-// the code of the others cost 2 to 12 % at head_dim 64 (bench/NOTES.md).
+// Up to head_dim 128 a general variant has a loop of its own for each option alone, and one for all together: jumps
+// over the code of the others cost 2 to 12 % at head_dim 64 (bench/NOTES.md).
 enum class Option : uint8_t { kAny, kSoftcap, kAlibi, kBias, kDropout };  // kBias: by the copy engine
 
 struct FwdArgs;
