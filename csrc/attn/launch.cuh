@@ -44,6 +44,25 @@ void allow_shared_memory(Kernel* kernel, int bytes) {
         message("cannot use ", bytes, " bytes of shared memory"));
 }
 
+// `early`: may begin before the kernel in front of it in the stream has ended (sm_90); it waits itself for what it
+// needs.
+template <class... Params, class... Args>
+void launch_kernel(const char* name, void (*kernel)(Params...), bool early, dim3 grid, int threads, int shared_bytes,
+                   cudaStream_t stream, const Args&... args) {
+  allow_shared_memory(kernel, shared_bytes);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = size_t(shared_bytes);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, args...), name);
+}
+
 inline void check_launch(const char* kernel) { FLASH_CHECK_CUDA(cudaGetLastError(), kernel); }
 
 }  // namespace flash

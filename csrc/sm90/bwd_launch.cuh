@@ -74,24 +74,13 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   return a;
 }
 
-// `early`: may start before the kernel in front has ended, of those that are launched here.
+// `early`: as launch_kernel has it.
 template <class... Params, class... Args>
 void launch(const char* name, void (*kernel)(Params...), bool early, int64_t blocks, int threads, int shared_bytes,
             cudaStream_t stream, const Args&... args) {
   FLASH_CHECK_ARG(blocks <= INT32_MAX, name, " needs ", blocks, " thread blocks: at most ", INT32_MAX);
   if (blocks == 0) return;
-  allow_shared_memory(kernel, shared_bytes);
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks));
-  config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = size_t(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
-  FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, args...), name);
+  launch_kernel(name, kernel, early, dim3(unsigned(blocks)), threads, shared_bytes, stream, args...);
 }
 
 template <class T>

@@ -13,32 +13,19 @@ int64_t fp8_workspace(const FwdParams& p) {
   return p.num_heads_kv * ValueTiles::of(p, Traits::kBlockN).per_head * Traits::kVBytes;
 }
 
-// A launch that may begin before the kernel in front of it in the stream has ended.
-template <class Kernel, class... Args>
-void launch_overlapping(Kernel* kernel, dim3 grid, int threads, int shared_bytes, Stream stream, const char* name,
-                        const Args&... args) {
-  cudaLaunchAttribute overlap;
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  const cudaLaunchConfig_t config{grid, dim3(threads), size_t(shared_bytes), cuda_stream(stream), &overlap, 1};
-  FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, kernel, args...), name);
-}
-
 template <class Traits>
 void transpose_values(const FwdParams& p, const ValueTiles& tiles, Stream stream) {
   FLASH_CHECK_ARG(p.num_heads_kv <= 65535, "num_heads_kv must be at most 65535, got ", p.num_heads_kv);
   FLASH_CHECK_ARG(p.workspace != nullptr, "workspace must hold ", fp8_workspace<Traits>(p), " bytes, got nullptr");
-  launch_overlapping(fp8_transpose_kernel<Traits::kHeadDimV>, dim3(unsigned(tiles.per_head), unsigned(p.num_heads_kv)),
-                     kTransposeThreads<Traits::kHeadDimV>, 0, stream, "fp8_transpose", p, tiles,
-                     static_cast<uint8_t*>(p.workspace));
+  launch_kernel("fp8_transpose", fp8_transpose_kernel<Traits::kHeadDimV>, true,
+                dim3(unsigned(tiles.per_head), unsigned(p.num_heads_kv)), kTransposeThreads<Traits::kHeadDimV>, 0,
+                cuda_stream(stream), p, tiles, static_cast<uint8_t*>(p.workspace));
 }
 
 template <class Traits>
 void launch_fp8(const FwdParams& p, Stream stream) {
   if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
-  FLASH_CHECK_ARG(p.total_q < (int64_t(1) << 31) && p.total_k < (int64_t(1) << 31),
-                  "at most 2^31 - 1 rows are supported, got ", p.total_q, " queries and ", p.total_k, " keys");
-  FLASH_CHECK_ARG(ptx::tma_can_read(p.out, 2), "out needs a 16-byte aligned address and strides in multiples of 8");
+  check_sizes(p);
   const DeviceGuard guard(p.device);
   Fp8Args args{};
   args.params = p;
@@ -52,10 +39,9 @@ void launch_fp8(const FwdParams& p, Stream stream) {
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
 
   if constexpr (Traits::kTransposers == 0) transpose_values<Traits>(p, args.value_tiles, stream);
-  constexpr int kSharedBytes = Fp8Smem<Traits>::kBytes;
-  allow_shared_memory(fp8_kernel<Traits>, kSharedBytes);
   const int blocks = int(std::min<int64_t>(multiprocessors(p.device), tiles));
-  launch_overlapping(fp8_kernel<Traits>, dim3(blocks), Traits::kThreads, kSharedBytes, stream, "fwd_sm90_fp8", args);
+  launch_kernel("fwd_sm90_fp8", fp8_kernel<Traits>, true, dim3(blocks), Traits::kThreads, Fp8Smem<Traits>::kBytes,
+                cuda_stream(stream), args);
 }
 
 // V's columns of the row in `kParts` calls: two O of more than 128 columns do not fit the registers.

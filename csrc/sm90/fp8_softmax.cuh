@@ -11,6 +11,7 @@
 
 #include "../attn/numeric.cuh"
 #include "../ptx/wgmma_fp8.cuh"
+#include "row_max.cuh"
 
 namespace flash::sm90 {
 
@@ -84,7 +85,8 @@ struct Fp8Softmax {
   __device__ __forceinline__ bool fit(float (&acc_s)[kScores], uint32_t (&p)[kSteps][4], float least_rest,
                                       float (&correction)[2]) {
     float top[2], sum[2] = {}, factor[2];
-    row_max(acc_s, top);
+    thread_max(acc_s, top);
+    quad_max(top);
     // Subtracts before it scales, so that the maximum gives exactly 1 however large the scores are.
 #pragma unroll
     for (int i = 0; i < kScores; i++) {
@@ -129,26 +131,6 @@ struct Fp8Softmax {
   __device__ __forceinline__ void check_range() {
     const float far = fmaxf(fabsf(finite(shift[0])), fabsf(finite(shift[1])));
     if (__any_sync(~0u, far > kMaxFmaShift)) surprises = kMaxSurprises;
-  }
-
-  // What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
-  __device__ __forceinline__ static float finite(float x) { return x == -CUDART_INF_F ? 0.f : x; }
-
-  __device__ __forceinline__ static void row_max(const float (&acc_s)[kScores], float (&top)[2]) {
-    float m[2][2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      m[r][0] = fmaxf(acc_s[2 * r], acc_s[2 * r + 1]);
-      m[r][1] = fmaxf(acc_s[4 + 2 * r], acc_s[5 + 2 * r]);
-    }
-#pragma unroll
-    for (int i = 8; i < kScores; i++) m[(i / 2) % 2][(i / 4) % 2] = fmaxf(m[(i / 2) % 2][(i / 4) % 2], acc_s[i]);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      top[r] = fmaxf(m[r][0], m[r][1]);
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
-    }
   }
 };
 

@@ -71,12 +71,16 @@ inline Option option_of(const FwdParams& p, bool copies_bias) {
   return has[0] ? Option::kSoftcap : has[1] ? Option::kAlibi : Option::kDropout;
 }
 
-template <class Traits>
-void launch_fwd(const FwdParams& p, Stream stream) {
-  if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
+inline void check_sizes(const FwdParams& p) {
   FLASH_CHECK_ARG(p.total_q < (int64_t(1) << 31) && p.total_k < (int64_t(1) << 31),
                   "at most 2^31 - 1 rows are supported, got ", p.total_q, " queries and ", p.total_k, " keys");
   FLASH_CHECK_ARG(ptx::tma_can_read(p.out, 2), "out needs a 16-byte aligned address and strides in multiples of 8");
+}
+
+template <class Traits>
+void launch_fwd(const FwdParams& p, Stream stream) {
+  if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
+  check_sizes(p);
   const DeviceGuard guard(p.device);
   FwdArgs args{};
   args.params = p;
@@ -90,14 +94,9 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
 
-  constexpr int kSharedBytes = FwdSmem<Traits>::kBytes;
-  allow_shared_memory(fwd_kernel<Traits>, kSharedBytes);
   const int blocks = int(std::min<int64_t>(multiprocessors(p.device), tiles));
-  cudaLaunchAttribute overlap;  // with the end of the kernel in front
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  const cudaLaunchConfig_t config{dim3(blocks), dim3(Traits::kThreads), kSharedBytes, cuda_stream(stream), &overlap, 1};
-  FLASH_CHECK_CUDA(cudaLaunchKernelEx(&config, fwd_kernel<Traits>, args), "fwd_sm90");
+  launch_kernel("fwd_sm90", fwd_kernel<Traits>, true, dim3(blocks), Traits::kThreads, FwdSmem<Traits>::kBytes,
+                cuda_stream(stream), args);
 }
 
 // Plain kernels take the maximum of q.k for that of the scores. A scale that is not positive goes to a general one,

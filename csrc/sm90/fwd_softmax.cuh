@@ -10,6 +10,7 @@
 #include <math_constants.h>
 
 #include "../attn/numeric.cuh"
+#include "row_max.cuh"
 
 namespace flash::sm90 {
 
@@ -120,33 +121,6 @@ struct FwdSoftmax {
   __device__ __forceinline__ void check_range() {
     const float far = fmaxf(fabsf(finite(reference[0])), fabsf(finite(reference[1]))) * scale;
     if (__any_sync(~0u, far > kMaxFmaReference)) surprises = kFar;
-  }
-
-  // What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
-  __device__ __forceinline__ static float finite(float x) { return x == -CUDART_INF_F ? 0.f : x; }
-
-  __device__ __forceinline__ static void thread_max(const float (&acc_s)[kScores], float (&top)[2]) {
-    float m[2][2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      m[r][0] = fmaxf(acc_s[2 * r], acc_s[2 * r + 1]);
-      m[r][1] = fmaxf(acc_s[4 + 2 * r], acc_s[5 + 2 * r]);
-    }
-#pragma unroll
-    for (int i = 8; i < kScores; i++) m[(i / 2) % 2][(i / 4) % 2] = fmaxf(m[(i / 2) % 2][(i / 4) % 2], acc_s[i]);
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      top[r] = fmaxf(m[r][0], m[r][1]);
-    }
-  }
-
-  // Over the four threads that share rows.
-  __device__ __forceinline__ static void quad_max(float (&top)[2]) {
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
-      top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
-    }
   }
 
   // Subtracts before it scales, so that the maximum gives exactly 1 however large the scores are.

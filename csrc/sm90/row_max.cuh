@@ -1,0 +1,35 @@
+// Maxima of an accumulator's rows: a thread holds two rows, three more threads hold the other columns of the same rows.
+#pragma once
+
+#include <math_constants.h>
+
+namespace flash::sm90 {
+
+// What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
+__device__ __forceinline__ float finite(float x) { return x == -CUDART_INF_F ? 0.f : x; }
+
+// Of this thread's columns. Two chains a row, so that fewer instructions wait for each other.
+template <int kScores>
+__device__ __forceinline__ void thread_max(const float (&acc_s)[kScores], float (&top)[2]) {
+  float m[2][2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    m[r][0] = fmaxf(acc_s[2 * r], acc_s[2 * r + 1]);
+    m[r][1] = fmaxf(acc_s[4 + 2 * r], acc_s[5 + 2 * r]);
+  }
+#pragma unroll
+  for (int i = 8; i < kScores; i++) m[(i / 2) % 2][(i / 4) % 2] = fmaxf(m[(i / 2) % 2][(i / 4) % 2], acc_s[i]);
+#pragma unroll
+  for (int r = 0; r < 2; r++) top[r] = fmaxf(m[r][0], m[r][1]);
+}
+
+// Over the four threads that share rows.
+__device__ __forceinline__ void quad_max(float (&top)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+  }
+}
+
+}  // namespace flash::sm90
