@@ -70,13 +70,14 @@ class FwdProducer {
         warpgroup_blocks(band, blocks, row0 + 64 * lane, kBlockN, {Traits::kMaxSkipLeft, Traits::kMaxSkipRight});
     auto& work = smem.work(slot.stage);
     ptx::mbarrier_wait(smem.tile_empty(slot.stage), slot.parity);
-    if (lane < Traits::kWarpgroups) work.of_warpgroup[lane] = of_lane;
     if (lane == 0) {
       work.tile = tile;
       work.blocks = blocks;
     }
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(smem.tile_full(slot.stage));
+    if (lane < Traits::kWarpgroups) {
+      work.of_warpgroup[lane] = of_lane;
+      ptx::mbarrier_arrive(smem.tile_full(slot.stage));
+    }
     slot.template advance<FwdSmem<Traits>::kTileSlots>();
     return blocks;
   }

@@ -87,7 +87,7 @@ struct FwdArgs {
 //   v_landed       1 + bytes        producer, TMA                      producer, to zero V's tail    0
 //   bias_full[s][w]  1 + bytes      bias producer of w, TMA            consumer warpgroup w          0
 //   bias_empty[s][w] 4              warps of w, after reading it       bias producer of w            1
-//   tile_full[s]   1                producer, tile written             consumers, bias producers     0
+//   tile_full[s]   kWarpgroups      lanes that wrote the tile          consumers, bias producers     0
 //   tile_empty[s]  consumer warps   each warp after storing the tile   producer                      1
 //                  (+ bias warps)   bias producers, having read it
 //
@@ -175,7 +175,7 @@ struct FwdSmem {
       ptx::mbarrier_init(barrier(kBiasEmpty, i), 4);
     }
     for (int i = 0; i < kTileSlots; i++) {
-      ptx::mbarrier_init(tile_full(i), 1);
+      ptx::mbarrier_init(tile_full(i), kWarpgroups);
       ptx::mbarrier_init(tile_empty(i), Traits::kConsumerWarps + Traits::kTransposers + (copies_bias ? kBiasWarps : 0));
     }
     ptx::fence_mbarrier_init();
