@@ -211,6 +211,7 @@ def _why_no_jit() -> str | None:
     return None
 
 
+@functools.cache  # every new kind of call asks
 def _sources_of(row: int) -> list[Path]:
     return _build.sources_of_row(extension().row_name(row))
 

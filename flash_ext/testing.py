@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from torch import Tensor
 from . import ops, reference
 from .call import new_rng_state
 from .interface import flash_attn_varlen_func, forward
+
+Results = dict[str, Tensor]
 
 _HANDFUL = 64
 _FEW = 4096  # the mean over fewer numbers than this is itself noisy
@@ -37,6 +40,7 @@ class Problem:
     options: dict = field(default_factory=dict)
     with_lse_gradient: bool = True
     seed: int = 0
+    rows_of_segments: int | None = None  # read from the device where it is not known
 
     @property
     def packed(self) -> bool:
@@ -45,24 +49,38 @@ class Problem:
     @property
     def rows(self) -> int:
         """Rows of packed queries that a segment owns."""
-        return int(self.options["cu_seqlens_q"][-1])
+        return int(self.options["cu_seqlens_q"][-1]) if self.rows_of_segments is None else self.rows_of_segments
 
     @property
     def differentiable(self) -> dict[str, Tensor]:
         extras = {name: self.options.get(name) for name in ("attn_bias", "sinks")}
         return {"q": self.q, "k": self.k, "v": self.v, **{n: t for n, t in extras.items() if t is not None}}
 
-    def gradients_in(self, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-        """The same random incoming gradients whatever the path and dtype; NaN in rows that no segment owns."""
-        generator = torch.Generator(out.device).manual_seed(self.seed)
-        dout = torch.randn(out.shape, generator=generator, device=out.device).to(self.q.dtype)
-        dlse = torch.randn(lse.shape, generator=generator, device=lse.device) * self.with_lse_gradient
+    def _seed_generator(self) -> None:
+        cpu = self.q.device.type == "cpu"  # torch.manual_seed takes a millisecond to reach every device
+        generator = torch.default_generator if cpu else torch.cuda.default_generators[self.q.device.index]
+        generator.manual_seed(self.seed)
+
+    def rng_state(self) -> Tensor:
+        """Seed and offset of the dropout in ``run``."""
+        self._seed_generator()
+        return new_rng_state(self.q.device)
+
+    @cached_property
+    def gradients(self) -> tuple[Tensor, Tensor]:
+        """The same random dout, in q's dtype, and dlse whatever the path; NaN in rows that no segment owns."""
+        *rows, num_heads, _ = self.q.shape
+        shape_lse = (rows[0], num_heads, rows[1]) if len(rows) == 2 else (num_heads, rows[0])
+        generator = torch.Generator(self.q.device).manual_seed(self.seed)
+        dout = torch.randn(*rows, num_heads, self.v.shape[-1], generator=generator, device=self.q.device)
+        dlse = torch.randn(shape_lse, generator=generator, device=self.q.device) * self.with_lse_gradient
+        dout = dout.to(self.q.dtype)
         if self.packed:
             dout[self.rows :] = math.nan
             dlse[:, self.rows :] = math.nan
-        return dout.to(out.dtype), dlse.to(lse.dtype)
+        return dout, dlse
 
-    def run(self, path: str | None = None, backward: bool = True) -> dict[str, Tensor]:
+    def run(self, path: str | None = None, backward: bool = True) -> Results:
         """out, lse, and dq, dk, dv, dattn_bias, dsinks with ``backward``, computed by flash_ext."""
         function = flash_attn_varlen_func if self.packed else forward
 
@@ -72,11 +90,11 @@ class Problem:
         with ops.use_path(path) if path else nullcontext():
             return self._evaluate(attention, None, backward)
 
-    def reference(self, dtype: torch.dtype | None = torch.float64, backward: bool = True) -> dict[str, Tensor]:
+    def reference(self, dtype: torch.dtype | None = torch.float64, backward: bool = True) -> Results:
         """The same by plain attention; ``dtype`` None: in the dtype of the inputs."""
         return self._evaluate(reference.attention, dtype, backward)
 
-    def _evaluate(self, attention, dtype: torch.dtype | None, backward: bool) -> dict[str, Tensor]:
+    def _evaluate(self, attention, dtype: torch.dtype | None, backward: bool) -> Results:
         def leaf(t: Tensor) -> Tensor:
             t = t.detach() if dtype is None or not t.is_floating_point() else t.detach().to(dtype)
             return t.requires_grad_(backward)
@@ -84,24 +102,23 @@ class Problem:
         leaves = {name: leaf(t) for name, t in self.differentiable.items()}
         options = {name: leaves.get(name, value) for name, value in self.options.items()}
         if self.options.get("dropout_p"):
-            torch.manual_seed(self.seed)
+            self._seed_generator()
         if attention is reference.attention:
             if self.options.get("dropout_p"):
-                options["rng_state"] = new_rng_state(self.q.device)
+                options["rng_state"] = self.rng_state()
             options = {n: x for n, x in options.items() if n not in ("max_seqlen_q", "max_seqlen_k", "deterministic")}
         out, lse = attention(leaves["q"], leaves["k"], leaves["v"], **options)
         results = {"out": out.detach(), "lse": lse.detach()}
         if self.packed:
             results = {"out": out.detach()[: self.rows], "lse": lse.detach()[:, : self.rows]}
         if backward:
-            torch.autograd.backward((out, lse), self.gradients_in(out, lse))
+            dout, dlse = self.gradients
+            torch.autograd.backward((out, lse), (dout.to(out.dtype), dlse.to(lse.dtype)))
             results |= {f"d{name}": t.grad for name, t in leaves.items()}
         return results
 
 
-def failures(
-    got: dict[str, Tensor], exact: dict[str, Tensor], plain: dict[str, Tensor], dtype: torch.dtype
-) -> list[str]:
+def failures(got: Results, exact: Results, plain: Results, dtype: torch.dtype) -> list[str]:
     """What breaks the rule, one line each. ``plain``: plain attention in ``dtype``."""
     lines, measured = [], {}
     for name, truth in exact.items():
@@ -113,18 +130,11 @@ def failures(
             measured[name] = _errors(got[name].double(), truth.double(), plain[name].double())
     numbers = torch.stack(list(measured.values())).tolist() if measured else []  # waits for the device once
     for name, row in zip(measured, numbers, strict=True):
-        errors = _Errors(*row)
-        if name == "lse":
-            lines += [f"lse: error {errors.worst:.3g} above 1e-4"] * (not errors.worst <= 1e-4)
-        elif errors.not_finite:
-            lines.append(f"{name}: {errors.not_finite:.0f} of {exact[name].numel()} are not finite")
-        else:
-            judge = _judge_fp32 if dtype == torch.float32 else _judge_16_bit
-            lines += [f"{name}: {what}" for what in judge(errors, exact[name].numel(), dtype)]
+        lines += judge(name, Errors(*row), exact[name].numel(), dtype)
     return lines
 
 
-class _Errors(NamedTuple):
+class Errors(NamedTuple):
     """Of one result; those of plain attention are allowed, or a multiple of them."""
 
     not_finite: float
@@ -147,10 +157,21 @@ def _errors(x: Tensor, truth: Tensor, plain: Tensor) -> Tensor:
 def _lse_error(x: Tensor, truth: Tensor) -> Tensor:
     same = x == truth  # -inf among them
     error = torch.where(same, 0.0, (x - truth).abs() / truth.abs().clamp(min=1))
-    return torch.nn.functional.pad(error.nan_to_num(nan=math.inf).max()[None], (1, len(_Errors._fields) - 2))
+    return torch.nn.functional.pad(error.nan_to_num(nan=math.inf).max()[None], (1, len(Errors._fields) - 2))
 
 
-def _judge_fp32(errors: _Errors, count: int, dtype: torch.dtype) -> list[str]:
+def judge(name: str, errors: Errors, count: int, dtype: torch.dtype) -> list[str]:
+    """What of the result ``name`` of ``count`` numbers breaks the rule."""
+    if name == "lse":
+        return [] if errors.worst <= 1e-4 else [f"lse: error {errors.worst:.3g} above 1e-4"]
+    if errors.not_finite:
+        return [f"{name}: {errors.not_finite:.0f} of {count} are not finite"]
+    return [
+        f"{name}: {line}" for line in (_judge_fp32 if dtype == torch.float32 else _judge_16_bit)(errors, count, dtype)
+    ]
+
+
+def _judge_fp32(errors: Errors, count: int, dtype: torch.dtype) -> list[str]:
     # Where the truth is what large numbers leave when they cancel, fp32 comes no closer than plain attention does; where
     # nothing is left (a single key: P is 1 and its gradient 0) plain attention is exact by luck.
     floor = (2e-6 if errors.size <= 1e-6 * math.sqrt(count) else 5e-7) * math.sqrt(count)
@@ -159,7 +180,7 @@ def _judge_fp32(errors: _Errors, count: int, dtype: torch.dtype) -> list[str]:
     return [] if errors.norm <= bound else [f"error {errors.norm:.3g} in norm above {bound:.3g}"]
 
 
-def _judge_16_bit(errors: _Errors, count: int, dtype: torch.dtype) -> list[str]:
+def _judge_16_bit(errors: Errors, count: int, dtype: torch.dtype) -> list[str]:
     lines = []
     # The error of plain attention in one number may be small by luck: a handful may be off by a rounding of the largest.
     luck = torch.finfo(dtype).eps * errors.largest if count < _HANDFUL else 0.0
@@ -172,19 +193,23 @@ def _judge_16_bit(errors: _Errors, count: int, dtype: torch.dtype) -> list[str]:
     return lines
 
 
-def check(problem: Problem, path: str | None = None, backward: bool = True) -> None:
-    """Raises ``AssertionError`` where flash_ext breaks the rule on this problem."""
-    got, exact = problem.run(path, backward), problem.reference(torch.float64, backward)
-    lines = failures(got, exact, problem.reference(None, backward), problem.q.dtype)
+def check(problem: Problem, path: str | None = None, backward: bool = True, got: Results | None = None) -> None:
+    """Raises ``AssertionError`` where flash_ext breaks the rule on this problem; ``got``: what a run gave before."""
+    got = problem.run(path, backward) if got is None else got
+    exact, plain = problem.reference(torch.float64, backward), problem.reference(None, backward)
+    lines = failures(got, exact, plain, problem.q.dtype)
     assert not lines, "\n".join(lines)
 
 
-def check_draws(problems: Sequence[Problem], path: str | None = None, backward: bool = True) -> None:
+def check_draws(
+    problems: Sequence[Problem], path: str | None = None, backward: bool = True, got: Results | None = None
+) -> None:
     """The rule for several draws of one problem as if they were one: where a few numbers decide, plain attention is exact
-    or inexact by luck in a single one."""
-    runs = [
-        (p.run(path, backward), p.reference(torch.float64, backward), p.reference(None, backward)) for p in problems
-    ]
+    or inexact by luck in a single one. ``got``: what a run of the first draw gave before."""
+    runs = []
+    for i, p in enumerate(problems):
+        ours = got if i == 0 and got is not None else p.run(path, backward)
+        runs.append((ours, p.reference(torch.float64, backward), p.reference(None, backward)))
     together = [
         {name: torch.cat([x[name].flatten() for x in side]) for name in side[0]} for side in zip(*runs, strict=True)
     ]

@@ -8,7 +8,7 @@ rule of ``flash_ext.testing``; ``BEHAVIOURS`` are functions that state what else
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +18,12 @@ import flash_ext
 from flash_ext.testing import Problem
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def on_device(numbers: Sequence[int], dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """A copy that nothing waits for."""
+    host = torch.tensor(numbers, dtype=dtype)
+    return host if torch.device(device).type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class _Maker:
             options["attn_bias"] = self.rand(*shape, dtype=torch.float32 if c.bias_fp32 else None)
         if c.sinks:
             options["sinks"] = self.rand(c.num_heads, dtype=torch.float32)
-        return Problem(q, k, v, options, c.lse_gradient, c.seed)
+        return Problem(q, k, v, options, c.lse_gradient, c.seed, sum(n for n, _ in c.lengths) if c.lengths else None)
 
     def dense(self) -> tuple[Tensor, Tensor, Tensor]:
         c = self.config
@@ -128,8 +134,8 @@ class _Maker:
     def packed(self, options: dict) -> tuple[Tensor, Tensor, Tensor]:
         c = self.config
         ends_q, ends_k = ([sum(n[side] for n in c.lengths[: b + 1]) for b in range(len(c.lengths))] for side in (0, 1))
-        options["cu_seqlens_q"] = torch.tensor([0, *ends_q], dtype=torch.int32, device=self.device)
-        options["cu_seqlens_k"] = torch.tensor([0, *ends_k], dtype=torch.int32, device=self.device)
+        options["cu_seqlens_q"] = on_device([0, *ends_q], torch.int32, self.device)
+        options["cu_seqlens_k"] = on_device([0, *ends_k], torch.int32, self.device)
         options["max_seqlen_q"] = max(n for n, _ in c.lengths)
         options["max_seqlen_k"] = max(n for _, n in c.lengths)
         q = self.rand(ends_q[-1] + c.tail, c.num_heads, c.head_dim) * c.q_factor
@@ -137,7 +143,7 @@ class _Maker:
         v = self.rand(ends_k[-1] + c.tail, c.num_heads_kv, c.head_dim_v or c.head_dim)
         q[ends_q[-1] :], k[ends_k[-1] :], v[ends_k[-1] :] = math.nan, math.nan, math.nan
         if c.used:
-            options["seqused_k"] = torch.tensor(c.used, dtype=torch.int32, device=self.device)
+            options["seqused_k"] = on_device(c.used, torch.int32, self.device)
             for end, (_, length), used in zip(ends_k, c.lengths, c.used, strict=True):
                 k[end - length + used : end] = math.nan
                 v[end - length + used : end] = math.nan

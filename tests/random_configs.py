@@ -24,15 +24,17 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
+import torch  # noqa: E402
 from cases import DTYPES, Config  # noqa: E402
-from float8_problems import check as check_float8  # noqa: E402
-from float8_problems import float8_problem  # noqa: E402
+from closed_form import ClosedForm  # noqa: E402
+from screen import Float8Screen, Screen  # noqa: E402
 
 from flash_ext.dispatch import PATHS  # noqa: E402
-from flash_ext.testing import check, check_draws, device_of, poison  # noqa: E402
+from flash_ext.testing import Results, check, check_draws, device_of, poison  # noqa: E402
 
 HEAD_DIMS = (64, 64, 64, 128, 128, 128, 256, 96, 192, 8, 16, 32, 40, 72, 80, 104, 112, 160, 224)
 DRAWS = 12
+AGAIN = "of them judged again by autograd"
 EDGES = (64, 80, 96, 112, 128, 160, 176, 192, 256, 320, 384, 512, 1024)
 
 
@@ -87,7 +89,7 @@ def random_config(rng: random.Random, path: str, dtypes: list[str], longest: int
             bias=rng.choice(["", "", "k", "qk", "bk", "hqk", "bhqk"]),
             bias_fp32=sometimes(0.3),
             sinks=sometimes(0.3),
-            dropout_p=rng.choice([0.0, 0.0, 0.1, 0.5]),
+            dropout_p=rng.choice([0.0, 0.0, 0.0, 0.0, 0.1, 0.5]),
         )
     return config
 
@@ -110,76 +112,121 @@ def sees_one_key(config: Config) -> bool:
     nearly, and what is left of it is rounding, which plain attention in 16 bit has none of."""
     left, right = config.window_size
     right = 0 if config.causal else right
-    most = max(config.used or [n for _, n in config.lengths] or [config.seqlen_k])
+    pairs = config.lengths or ((config.seqlen_q, config.seqlen_k),)
+    keys = config.used or [n for _, n in pairs]
+    most = max((n for (queries, _), n in zip(pairs, keys, strict=True) if queries), default=0)
     if left >= 0 and right >= 0:
         most = min(most, left + right + 1)
     return most <= (2 if config.dropout_p else 1)
 
 
-def verdict_of(config: Config, path: str, pass_: str) -> tuple[str, str]:
-    """("ok" | "ok in 12 draws" | "forward only" | "not served" | "FAILED", what is wrong)."""
+def passes_of(config: Config, pass_: str) -> list[bool]:
+    """Whether backward, in turn until the path serves it."""
+    attempts = {"fwd": [False], "bwd": [True], "both": [True, False]}[pass_]
+    return attempts[-1:] if sees_one_key(config) else attempts
+
+
+def verdict_of(config: Config, path: str, pass_: str, got: Results | None = None) -> tuple[str, str]:
+    """("ok" | "ok in 12 draws" | "forward only" | "not served" | "FAILED", what is wrong); ``got``: what a run gave before,
+    which another one need not repeat."""
     device = "cuda" if path == "auto" else device_of(path)
     chosen = None if path == "auto" else path
-    attempts = {"fwd": [False], "bwd": [True], "both": [True, False]}[pass_]
-    if sees_one_key(config):
-        attempts = attempts[-1:] if pass_ == "both" else attempts
-    for backward in attempts:
+    for backward in passes_of(config, pass_) if got is None else ["dq" in got]:
         try:
             with poison():
-                check(config.problem(device), chosen, backward)
+                check(config.problem(device), chosen, backward, got)
             return ("ok" if backward or pass_ == "fwd" else "forward only"), ""
         except NotImplementedError:
             continue
         except AssertionError:
-            return in_more_draws(config, device, chosen, backward)
+            return in_more_draws(config, device, chosen, backward, got)
         except (ValueError, TypeError, RuntimeError):
             return "FAILED", traceback.format_exc(limit=-3)
     return "not served", ""
 
 
-def verdict_of_float8(config: Config) -> tuple[str, str]:
-    """The same for its forward on the Hopper path with float8 inputs."""
-    p = float8_problem(config)
-    if p is None:
-        return "not served", ""
-    try:
-        check_float8(p)
-        return "ok", ""
-    except (AssertionError, ValueError, TypeError, RuntimeError, NotImplementedError):
-        return "FAILED", traceback.format_exc(limit=-3)
-
-
-def in_more_draws(config: Config, device: str, path: str | None, backward: bool) -> tuple[str, str]:
+def in_more_draws(
+    config: Config, device: str, path: str | None, backward: bool, got: Results | None
+) -> tuple[str, str]:
     """Whether what failed fails with other random numbers too, or was judged by a plain attention that was lucky."""
     draws = [replace(config, seed=config.seed + i).problem(device) for i in range(DRAWS)]
     try:
         with poison():
-            check_draws(draws, path, backward)
+            check_draws(draws, path, backward, got)
         return f"ok in {DRAWS} draws", ""
     except AssertionError as error:
         return "FAILED", str(error)
 
 
+def look(config: Config, args: argparse.Namespace, screen: Screen | Float8Screen) -> str:
+    """Leaves the results to ``screen`` and returns how they count if it finds nothing; "not served"; or what was raised."""
+    try:
+        with poison():
+            if args.float8:
+                return screen.look(config)
+            problem = config.problem("cuda" if args.path == "auto" else device_of(args.path))
+            for backward in passes_of(config, args.pass_):
+                try:
+                    got = problem.run(None if args.path == "auto" else args.path, backward)
+                except NotImplementedError:
+                    continue
+                closed = ClosedForm(config, problem)
+                exact, plain = (closed.results(dtype, backward) for dtype in (torch.float64, problem.q.dtype))
+                screen.add(config, got, exact, plain)
+                return "ok" if backward or args.pass_ == "fwd" else "forward only"
+    except (AssertionError, ValueError, TypeError, RuntimeError, NotImplementedError):
+        return traceback.format_exc(limit=-3)
+    return "not served"
+
+
 def served(configs: Iterator[Config], args: argparse.Namespace) -> Counter[str]:
-    """Judges configs until ``args.count`` were served, or too many failed, or time is over."""
+    """Judges configs until ``args.count`` were served, or too many failed, or time is over: many with one look at the
+    device, and one by one what does not keep the rule there."""
     counts: Counter[str] = Counter()
+    screen = Float8Screen() if args.float8 else Screen()
+    waiting: dict[Config, str] = {}
     begin = time.monotonic()
-    for config in configs:
-        try:
-            verdict, why = verdict_of_float8(config) if args.float8 else verdict_of(config, args.path, args.pass_)
-        except KeyboardInterrupt:
-            print("interrupted in", config)
-            break
-        counts[verdict] += 1
-        if verdict == "FAILED":
-            why = why.strip().replace("\n", "\n    ")
-            float8 = " --float8" * args.float8
-            print(f'--path {args.path} --pass {args.pass_}{float8} --config "{config}"\n    {why}', flush=True)
-            if "CUDA error" in why or "illegal" in why:  # nothing can run after it
+
+    def failed(config: Config, why: str) -> None:
+        counts["FAILED"] += 1
+        why = why.strip().replace("\n", "\n    ")
+        float8 = " --float8" * args.float8
+        print(f'--path {args.path} --pass {args.pass_}{float8} --config "{config}"\n    {why}', flush=True)
+
+    def settle() -> None:
+        for config, got, complaint in screen.complaints():
+            verdict, why = waiting.pop(config), complaint
+            if complaint and args.float8:
+                verdict = "FAILED"
+            elif complaint:
+                counts[AGAIN] += 1
+                verdict, why = verdict_of(config, args.path, args.pass_, got)
+            if verdict == "FAILED":
+                failed(config, why)
+            else:
+                counts[verdict] += 1
+
+    try:
+        for config in configs:
+            verdict = look(config, args, screen)
+            if verdict in ("ok", "forward only"):
+                waiting[config] = verdict
+            elif verdict == "not served":
+                counts[verdict] += 1
+            else:
+                failed(config, verdict)
+            done = counts.total() - counts["not served"] - counts[AGAIN] + len(waiting)
+            enough = done >= args.count or counts["FAILED"] >= args.failures
+            if enough or time.monotonic() - begin > args.seconds:
                 break
-        done = counts.total() - counts["not served"]
-        if counts["FAILED"] >= args.failures or done >= args.count or time.monotonic() - begin > args.seconds:
-            break
+            if screen.full:
+                settle()
+        settle()
+    except KeyboardInterrupt:
+        print("interrupted")
+    except RuntimeError as error:  # of the device: nothing can run after it, and any of these may be the one
+        print(f"{error}\n    one of:", *waiting, sep="\n    ", flush=True)
+        counts["FAILED"] += 1
     return counts
 
 
@@ -216,7 +263,7 @@ def main() -> int:
         os.environ["OMP_NUM_THREADS"] = "1"  # of each process
         with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
             counts = sum(pool.map(job, [args] * args.jobs, range(args.jobs)), Counter())
-    rate = counts.total() / max(time.monotonic() - begin, 1e-9)
+    rate = (counts.total() - counts[AGAIN]) / max(time.monotonic() - begin, 1e-9)
     print(f"{args.path} {args.pass_} seed {args.seed}: {dict(counts)}, {rate:.0f} per second", flush=True)
     return min(counts["FAILED"], 1)
 
