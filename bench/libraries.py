@@ -92,7 +92,7 @@ def _flash_ext(path: str = "", **more):
 
 def _has_fp8_kernels() -> bool:
     from flash_ext.dispatch import DType
-    from flash_ext.ops import table
+    from flash_ext.extension import table
 
     return any(row.dtype == DType.E4M3 for row in table())
 

@@ -1,4 +1,4 @@
-// What Python sees. With its three headers the only translation unit that knows torch. Python checks the arguments.
+// What Python sees. With its headers the only translation unit that knows torch. Python checks the arguments.
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
@@ -8,20 +8,13 @@
 #include <vector>
 
 #include "binding_call.h"
+#include "binding_eager.h"
 #include "binding_params.h"
 #include "binding_signature.h"
 
 namespace {
 
 flash::Stream as_stream(int64_t stream) { return reinterpret_cast<flash::Stream>(stream); }
-
-// Runs `call` without Python's lock where it computes on the CPU; a launch is too short to be worth it.
-template <class Call>
-auto unlocked(const Tensor& q, const Call& call) {
-  std::optional<pybind11::gil_scoped_release> release;
-  if (q.is_cpu()) release.emplace();
-  return call();
-}
 
 // (pass, arch, dtype, head_dim, head_dim_v, mask, layout, variant): the enumerators' numbers.
 using KeyTuple = std::tuple<int, int, int, int, int, int, int, int>;
@@ -75,7 +68,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     for (const Tensor* t : {&q, &k, &v}) s.add_main(*t);
     for (const MaybeTensor* t : {&cu_seqlens_q, &cu_seqlens_k, &seqused_k, &alibi_slopes, &attn_bias, &sinks})
       s.add(*t);
-    return s.bytes();
+    return pybind11::bytes(s.bytes());
   });
 
   py::class_<Kernels>(m, "Kernels")
@@ -88,8 +81,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            [](const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) {
              return unlocked(q, [&] { return kernels.forward(q, k, v, extras); });
            })
-      .def("attend", [](const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v,
-                        const Extras& extras) { return unlocked(q, [&] { return attend(kernels, q, k, v, extras); }); })
+      .def("attend",
+           [](const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) {
+             return unlocked(q, [&] { return Attention::apply(kernels, as_tensor(kernels), q, k, v, extras); });
+           })
       .def("backward", [](const Kernels& kernels, const MaybeTensor& dout, const MaybeTensor& dlse, const Tensor& q,
                           const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse, const Extras& extras,
                           const MaybeTensor& dbias) {
@@ -98,6 +93,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         });
         return std::tuple(g.dq, g.dk, g.dv, g.delta);
       });
+  m.add_object("eager", py::reinterpret_steal<py::object>(PyCFunction_NewEx(&eager_method, nullptr, nullptr)));
+  m.def("remember", &remember);
+  m.def("forget", [] { return std::exchange(known_calls, {}).size(); });
   m.def("empty_results", &empty_results);
   m.def("poison", [](std::optional<double> value) { poison = value; });
   m.def("has_rows", &has_rows);

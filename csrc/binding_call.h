@@ -8,10 +8,12 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
-#include <string>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -22,7 +24,7 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-using Extras = std::vector<MaybeTensor>;  // the seven, in the order of the Python class
+using Extras = std::array<MaybeTensor, 7>;  // in the order of the Python class
 
 // Tests fill new memory with this, so that what no kernel writes shows.
 std::optional<double> poison;
@@ -135,45 +137,64 @@ struct Kernels {
   }
 };
 
-// As numbers, the one form of what an autograd node keeps besides tensors that compiled autograd can compare.
-static_assert(std::is_trivially_copyable_v<Kernels> && sizeof(Kernels) % sizeof(int64_t) == 0);
-using KernelsWords = std::array<int64_t, sizeof(Kernels) / sizeof(int64_t)>;
-
-c10::IValue as_words(const Kernels& kernels) {
-  KernelsWords words{};
-  std::memcpy(words.data(), &kernels, sizeof(Kernels));
-  return std::vector<int64_t>(words.begin(), words.end());
+// As a tensor: of what an autograd node may keep, compiled autograd can compare and hand on numbers and tensors alone,
+// and a tensor is made once for all calls of a kind.
+static_assert(std::is_trivially_copyable_v<Kernels>);
+Tensor as_tensor(const Kernels& kernels) {
+  Tensor t = at::empty({int64_t(sizeof(Kernels))}, at::kByte);
+  std::memcpy(t.data_ptr(), &kernels, sizeof(Kernels));
+  return t;
 }
 
-Kernels from_words(const c10::IValue& value) {
-  const std::vector<int64_t> words = value.toIntVector();
+Kernels from_tensor(const Tensor& t) {
   Kernels kernels;
-  std::memcpy(static_cast<void*>(&kernels), words.data(), sizeof(Kernels));
+  std::memcpy(static_cast<void*>(&kernels), t.const_data_ptr(), sizeof(Kernels));
   return kernels;
 }
 
-// The autograd node of a call whose extras take no gradients.
+// A new autograd node, as this version of torch holds nodes: by std::shared_ptr, from 2.14 on by c10::intrusive_ptr.
+template <class Node, class Held = decltype(torch::autograd::Edge::function)>
+auto new_node() {
+  if constexpr (std::is_constructible_v<Held, std::shared_ptr<Node>>)
+    return std::shared_ptr<Node>(new Node(), [](Node* node) { deleteNode(node); });
+  else
+    return c10::make_intrusive<Node>();
+}
+
+// The backward pass of a call whose extras take no gradients.
 class Attention : public torch::autograd::Function<Attention> {
  public:
-  static variable_list forward(AutogradContext* ctx, const Kernels& kernels, const Tensor& q, const Tensor& k,
-                               const Tensor& v, const Extras& extras) {
+  // `kept`: the kernels as_tensor. What Function::apply does, for three inputs and two new results, at a third of its
+  // time: it looks each tensor up among the others, and notes shapes for gradients that nobody fills with zeros.
+  static std::pair<Tensor, Tensor> apply(const Kernels& kernels, const Tensor& kept, const Tensor& q, const Tensor& k,
+                                         const Tensor& v, const Extras& extras) {
     auto [out, lse] = kernels.forward(q, k, v, extras);
+    const auto node = new_node<torch::autograd::CppNode<Attention>>();
+    node->is_variable_input_ = {true, true, true};
+    node->set_ctx_grad_fn(node);
+    node->set_next_edges(torch::autograd::collect_next_edges(q, k, v));
+    torch::autograd::set_history(out, node);
+    torch::autograd::set_history(lse, node);
+
+    AutogradContext& ctx = node->ctx_;
     variable_list saved{q, k, v, out, lse};
-    for (const MaybeTensor& t : extras) saved.push_back(t.value_or(Tensor()));
-    ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["kernels"] = as_words(kernels);
-    ctx->set_materialize_grads(false);
-    return {out, lse};
+    if (std::any_of(extras.begin(), extras.end(), [](const MaybeTensor& t) { return t.has_value(); }))
+      for (const MaybeTensor& t : extras) saved.push_back(t.value_or(Tensor()));
+    ctx.save_for_backward(std::move(saved));
+    ctx.saved_data["kernels"] = kept;
+    ctx.set_materialize_grads(false);
+    node->save_variables_to_ctx();
+    return {std::move(out), std::move(lse)};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    variable_list results(5);  // of forward's arguments
+    variable_list results(3);  // of q, k and v
     if (!grads[0].defined() && !grads[1].defined()) return results;
     const variable_list saved = ctx->get_saved_variables();
-    const Kernels kernels = from_words(ctx->saved_data["kernels"]);
+    const Kernels kernels = from_tensor(ctx->saved_data["kernels"].toTensor());
     Extras extras;
     for (size_t i = 5; i < saved.size(); i++)
-      extras.push_back(saved[i].defined() ? MaybeTensor(saved[i]) : std::nullopt);
+      if (saved[i].defined()) extras[i - 5] = saved[i];
     const bool twice = c10::GradMode::is_enabled();
     {
       const c10::AutoGradMode no_grad(false);
@@ -181,7 +202,7 @@ class Attention : public torch::autograd::Function<Attention> {
           kernels.backward(grads[0], grads[1], saved[0], saved[1], saved[2], saved[3], saved[4], extras, std::nullopt);
       const Tensor all[] = {g.dq, g.dk, g.dv};
       for (int i = 0; i < 3; i++)
-        if (ctx->needs_input_grad(i)) results[i + 1] = all[i];
+        if (ctx->needs_input_grad(i)) results[i] = all[i];
     }
     return twice ? once_only(std::move(results)) : results;
   }
@@ -198,11 +219,5 @@ class Attention : public torch::autograd::Function<Attention> {
     return refuse(std::move(grads));
   }
 };
-
-std::pair<Tensor, Tensor> attend(const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v,
-                                 const Extras& extras) {
-  const variable_list results = Attention::apply(kernels, q, k, v, extras);
-  return {results[0], results[1]};
-}
 
 }  // namespace

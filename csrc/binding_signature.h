@@ -1,4 +1,4 @@
-// The key under which Python finds a call that it has checked before. Part of binding.cpp.
+// The key under which a call that was checked before is found again. Part of binding.cpp.
 #pragma once
 
 #include <c10/core/GradMode.h>
@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <cstring>
+#include <string_view>
 
 #include "binding_params.h"
 
@@ -17,10 +18,10 @@ TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
 
 namespace {
 
-// What decides about a call besides its scalars, as bytes, so that Python finds a call that it has checked before with
-// one dictionary lookup: sizes, strides, dtype, device and 16-byte alignment of every tensor, and in the last byte
-// whether a gradient is wanted. Empty where torch's dispatcher has to see the call: tensor subclasses, modes,
-// transforms, an autocast that converts.
+// What decides about a call, as bytes, so that one that was checked before is found with one lookup: sizes, strides,
+// dtype, device and 16-byte alignment of every tensor, the numbers that are added, and in the last byte whether a
+// gradient is wanted. Empty where torch's dispatcher has to see the call: tensor subclasses, modes, transforms,
+// forward-mode differentiation, an autocast that converts.
 class Signature {
  public:
   Signature() {
@@ -44,7 +45,8 @@ class Signature {
         c10::DispatchKeySet({c10::BackendComponent::CPUBit, c10::BackendComponent::CUDABit}) |
         c10::autocast_dispatch_keyset;
     const int64_t dim = t.dim();
-    plain_ = plain_ && (t.key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && dim <= kMaxDim;
+    plain_ = plain_ && (t.key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && dim <= kMaxDim &&
+             !t._fw_grad(0).defined();  // forward-mode differentiation
     if (!plain_) return;
     add(dim << 32 | int64_t(t.scalar_type()) << 24 | int64_t(t.is_cuda()) << 16 |
         int64_t(uint8_t(t.get_device())) << 8 | int64_t(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16));
@@ -60,19 +62,21 @@ class Signature {
       add(int64_t(-1));
   }
 
-  pybind11::bytes bytes() {
+  void add(int64_t word) { words_[count_++] = word; }
+
+  bool wants_grad() const { return wants_grad_ && c10::GradMode::is_enabled(); }
+
+  std::string_view bytes() {
     if (!plain_) return {};
-    const char last = wants_grad_ && c10::GradMode::is_enabled();
+    const char last = wants_grad();
     std::memcpy(&words_[count_], &last, 1);
     return {reinterpret_cast<const char*>(words_), count_ * sizeof(int64_t) + 1};
   }
 
  private:
-  static constexpr int kMaxDim = 5, kMaxTensors = 9;
+  static constexpr int kMaxDim = 5, kMaxTensors = 9, kMaxNumbers = 16;
 
-  void add(int64_t word) { words_[count_++] = word; }
-
-  int64_t words_[kMaxTensors * (1 + 2 * kMaxDim) + 1];
+  int64_t words_[kMaxTensors * (1 + 2 * kMaxDim) + kMaxNumbers + 1];
   size_t count_ = 0;
   bool plain_, autocast_, wants_grad_ = false;
 };

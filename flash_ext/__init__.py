@@ -3,21 +3,18 @@
 ``forward`` is the main call; ``flash_attn_func`` and its relatives take the flash_attn package's arguments.
 """
 
-from .float8 import quantize_fp8
-from .interface import (
-    Explanation,
-    explain,
+from .explain import Explanation, explain
+from .extension import use_path
+from .flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
-    forward,
-    merge_states,
 )
-from .ops import use_path
+from .float8 import quantize_fp8
+from .interface import flash_attn_varlen_func, forward, merge_states
 
 __version__ = "0.1.0"
 

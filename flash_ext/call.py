@@ -6,7 +6,6 @@ Every message names the argument, says what it was and what is supported.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,6 +19,22 @@ FLOAT8 = torch.float8_e4m3fn
 _UNBOUNDED = 2**31 - 1  # a window bound this large cuts nothing in any tensor
 _DENSE = ("(batch, seqlen_q, num_heads, head_dim)", "(batch, seqlen_k, num_heads_kv, head_dim)")
 _PACKED = ("(total_q, num_heads, head_dim)", "(total_k, num_heads_kv, head_dim)")
+
+
+# A call as the user wrote it: a tuple of these, in this order. csrc/binding_eager.h reads it.
+ARGUMENTS = (
+    *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "attn_bias", "sinks"),
+    *(
+        "causal",
+        "softmax_scale",
+        "window_size",
+        "softcap",
+        "dropout_p",
+        "deterministic",
+        "max_seqlen_q",
+        "max_seqlen_k",
+    ),
+)
 
 
 class Extras(NamedTuple):
@@ -49,22 +64,11 @@ class Scalars(NamedTuple):
     path: str  # "": choose
 
 
-def check_call(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extras: Sequence[Tensor | None],
-    causal: bool,
-    softmax_scale: float | None,
-    window_size: tuple[int, int],
-    softcap: float,
-    dropout_p: float,
-    deterministic: bool,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    path: str,
-) -> tuple[Extras, Scalars]:
-    """The call as ``ops`` takes it, its extras not yet canonical; raises where an argument cannot be served."""
+def check_call(call: tuple, path: str) -> tuple[Extras, Scalars]:
+    """The call as operators take it, its extras not yet canonical; raises where an argument cannot be served."""
+    q, k, v, *extras = call[:9]
+    causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k = call[9:]
+    deterministic = bool(deterministic) or torch.are_deterministic_algorithms_enabled()
     extras = Extras(*extras)
     packed = extras.cu_seqlens_q is not None
     _check_tensors(q, k, v, packed, path)
@@ -84,7 +88,7 @@ def check_call(
         raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
     left, right = _window(window_size)
     scalars = Scalars(
-        bool(causal), scale, left, right, softcap, dropout_p, bool(deterministic), max_seqlen_q, max_seqlen_k, path
+        bool(causal), scale, left, right, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k, path
     )
     return extras, scalars
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, empty
 
 from .call import FLOAT8, Extras, Scalars, canonical, check_call, check_lengths
-from .ops import _C, Plan, _copied, _stream, plan_for
+from .extension import _C, current_path
+from .plan import Plan, copied, current_stream, plan_for
 
 _LARGEST = 448.0  # e4m3
 _NAMES = ("q_descale", "k_descale", "v_descale")
@@ -158,13 +159,13 @@ class Float8Plan(Plan):
         if self.no_queries or self.no_keys:
             return self._without_keys(out, lse, extras)
         if self.fwd_copies:
-            q, k, v = _copied((q, k, v), self.fwd_copies)
+            q, k, v = copied((q, k, v), self.fwd_copies)
         options = self._options_of(extras)
         options.q_descale, options.k_descale, options.v_descale = descales
         row = self.fwd_kernels.fwd_row
         size = _C.fwd_workspace(row, q, k, v, options)
         options.workspace = empty(size, dtype=torch.uint8, device=self.device)
-        _C.fwd(row, q, k, v, out, lse, options, _stream(self.device_index))
+        _C.fwd(row, q, k, v, out, lse, options, current_stream(self.device_index))
         return out, lse
 
 
@@ -172,15 +173,16 @@ def _lse_shape(q: Tensor) -> tuple[int, ...]:
     return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, extras: tuple, options: Float8Options | None, scalars: tuple):
-    """(out, lse); extras, options and scalars as the user gave them."""
+def attend(call: tuple, options: Float8Options | None) -> tuple[Tensor, Tensor]:
+    """(out, lse); ``call`` is as ``call.ARGUMENTS`` says."""
+    q, k, v = call[:3]
     options = options or Float8Options()
     if any(t.requires_grad for t in (q, k, v)) and torch.is_grad_enabled():
         raise ValueError("q, k and v in float8 must not require a gradient: there is no float8 backward")
     out_dtype = options.out_dtype or torch.bfloat16
     if out_dtype not in (torch.bfloat16, torch.float16):
         raise TypeError(f"out_dtype must be torch.bfloat16 or torch.float16, got {out_dtype}")
-    checked, scalars = check_call(q, k, v, extras, *scalars)
+    checked, scalars = check_call(call, current_path())
     descales = expand_descales(options[:3], q, k, checked)
     extras = canonical(q, checked, scalars.dropout_p)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in extras):

@@ -1,4 +1,4 @@
-"""The public functions. Every call, dense or packed, ends in ``_attend``.
+"""The public functions. Every call, dense or packed, goes through ``attend``.
 
 A bad argument raises one exception that names it, says what it was and what is supported, before anything is launched
 (``call``).
@@ -7,18 +7,18 @@ A bad argument raises one exception that names it, says what it was and what is 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .call import canonical, check_call, is_float8
-from .dispatch import Choice
-from .float8 import Float8Options, Float8Plan, expand_descales
+from .extension import _C, current_path
+from .float8 import Float8Options
 from .float8 import attend as attend_float8
-from .ops import _C, NO_EXTRAS, Plan, autocast_dtype, cast_for_autocast, current_path, remember
+from .ops import autocast_dtype, cast_for_autocast
+from .plan import NO_EXTRAS, Plan, remember
 
-_plans: dict[tuple, Plan] = {}  # calls that were checked before
+_plans: dict[bytes, Plan] = {}  # calls that were checked before
 
 
 def forward(
@@ -78,41 +78,12 @@ def forward(
     "FlashAttention-3", 2024, section 3. ALiBi: Press et al., 2022, section 3; softcap: Gemma 2 report, 2024, section 2;
     sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.
     """
-    extras = (None, None, None, alibi_slopes, attn_bias, sinks)
+    extras = (alibi_slopes, attn_bias, sinks)
+    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0)
     float8 = None
     if not (q_descale is k_descale is v_descale is out_dtype is None):
         float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
-    out, lse = _attend(
-        q, k, v, extras, float8, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0
-    )
-    return (out, lse) if return_lse else out
-
-
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    *,
-    attn_bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor, None]:
-    """``forward`` under the name, positions and keywords of the flash_attn package.
-
-    With ``return_attn_probs`` the result is (out, lse, None): the probabilities themselves are never formed.
-    """
-    extras = (None, None, None, alibi_slopes, attn_bias, sinks)
-    out, lse = _attend(
-        q, k, v, extras, None, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0
-    )
-    return (out, lse, None) if return_attn_probs else out
+    return attend((q, k, v, None, None, None, *extras, *scalars), return_lse, float8)
 
 
 def flash_attn_varlen_func(
@@ -172,80 +143,8 @@ def flash_attn_varlen_func(
     if not (q_descale is k_descale is v_descale is out_dtype is None):
         float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
     scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
-    out, lse = _attend(q, k, v, extras, float8, *scalars)
-    if return_attn_probs:
-        return out, lse, None
-    return (out, lse) if return_lse else out
-
-
-def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, **options):
-    """``flash_attn_func`` of qkv (batch, seqlen, 3, num_heads, head_dim); the three are read in place."""
-    return flash_attn_func(*_unbind(qkv, "qkv", 3, 5), dropout_p, **options)
-
-
-def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, **options):
-    """``flash_attn_func`` of q and kv (batch, seqlen_k, 2, num_heads_kv, head_dim)."""
-    return flash_attn_func(q, *_unbind(kv, "kv", 2, 5), dropout_p, **options)
-
-
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, **options
-):
-    """``flash_attn_varlen_func`` of qkv (total, 3, num_heads, head_dim)."""
-    lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(*_unbind(qkv, "qkv", 3, 4), *lengths, dropout_p, **options)
-
-
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    **options,
-):
-    """``flash_attn_varlen_func`` of q and kv (total_k, 2, num_heads_kv, head_dim)."""
-    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return flash_attn_varlen_func(q, *_unbind(kv, "kv", 2, 4), *lengths, dropout_p, **options)
-
-
-def _unbind(packed: Tensor, name: str, parts: int, dims: int) -> tuple[Tensor, ...]:
-    """The parts of (..., parts, num_heads, head_dim), as views."""
-    if not isinstance(packed, Tensor) or packed.dim() != dims or packed.shape[-3] != parts:
-        got = tuple(packed.shape) if isinstance(packed, Tensor) else type(packed).__name__
-        rows = "batch, seqlen" if dims == 5 else "total"
-        raise ValueError(f"{name} must have shape ({rows}, {parts}, num_heads, head_dim), got {got}")
-    return packed.unbind(-3)
-
-
-def flash_attn_with_kvcache(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: int | Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool = False,
-):
-    """Attention to a key-value cache that it may also extend. Not supported yet: raises ``NotImplementedError``."""
-    raise NotImplementedError(
-        "flash_attn_with_kvcache is not supported yet; forward and flash_attn_varlen_func (with seqused_k) read caches "
-        "that are already filled"
-    )
+    result = attend((q, k, v, *extras, *scalars), return_lse or return_attn_probs, float8)
+    return (*result, None) if return_attn_probs else result
 
 
 def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,126 +182,57 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
     return (share_a * out_a + share_b * out_b).to(out_a.dtype), lse
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """What would serve a call; ``print`` it. ``forward`` and ``backward`` hold path, kernel row and reasons."""
-
-    forward: Choice
-    backward: Choice | str  # str: why there is none
-    notes: tuple[str, ...] = ()
-
-    @property
-    def path(self) -> str:
-        return self.forward.path
-
-    @property
-    def kernel(self) -> str:
-        return self.forward.kernel
-
-    @property
-    def reason(self) -> str:
-        return self.forward.reason
-
-    def __str__(self) -> str:
-        lines = []
-        for name, choice in (("forward", self.forward), ("backward", self.backward)):
-            if isinstance(choice, str):
-                lines.append(f"{name}: none ({choice})")
-                continue
-            lines.append(f"{name}: path {choice.path}, kernel '{choice.kernel}' ({choice.reason})")
-            lines += [f"  not {path}: {why}" for path, why in choice.passed_over]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
-
-
-def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    seqused_k: Tensor | None = None,
-    causal: bool = False,
-    softmax_scale: float | None = None,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    attn_bias: Tensor | None = None,
-    sinks: Tensor | None = None,
-    dropout_p: float = 0.0,
-    deterministic: bool = False,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-) -> Explanation:
-    """Which path and kernel ``forward`` (or, given ``cu_seqlens``, ``flash_attn_varlen_func``) would run, and why not a
-    faster one. Checks its arguments like the call itself; launches nothing."""
-    notes = []
-    extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
-    dtype = autocast_dtype(q.device.type)
-    if is_float8(q, k, v):
-        scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
-        extras, scalars = check_call(q, k, v, extras, *scalars, current_path())
-        expand_descales((q_descale, k_descale, v_descale), q, k, extras)
-        plan = Float8Plan(q, k, v, extras, scalars)
-        if not plan.why_not:
-            return Explanation(plan.fwd, "float8 inputs take no gradients", tuple(plan.notes()))
-        notes.append(f"float8 inputs are converted to bfloat16, whose kernels run: {plan.why_not}")
-        dtype = torch.bfloat16
-    if dtype is not None:  # what the converted tensors would be like
-        q, k, v = (torch.empty_like(t, dtype=dtype) for t in (q, k, v))
-    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
-    extras, scalars = check_call(q, k, v, extras, *scalars, current_path())
-    plan = Plan(q, k, v, extras, scalars)
-    notes += plan.notes()
-    try:
-        backward = plan.bwd
-    except NotImplementedError as error:
-        backward = str(error)
-    return Explanation(plan.fwd, backward, tuple(notes))
-
-
 # ---- one way for every call ------------------------------------------------------------------------------------------
 
 
-def _attend(
-    q, k, v, extras, float8, causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k
-) -> tuple[Tensor, Tensor]:
-    """(out, lse). `extras`: the tensors of ``ops.Extras`` without rng_state, as the user gave them."""
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
-    window_size = tuple(window_size) if isinstance(window_size, list) else window_size
-    path = current_path()
-    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_q, max_k, path)
-    if torch.compiler.is_compiling() or float8 is not None:
-        return _attend_slowly(q, k, v, extras, float8, scalars)
+def attend(call: tuple, return_lse: bool, float8: Float8Options | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """out, or (out, lse). ``call`` is as ``call.ARGUMENTS`` says."""
+    if float8 is None and not torch.compiler.is_dynamo_compiling():
+        result = _C.eager(call, bool(return_lse), torch.are_deterministic_algorithms_enabled(), current_path())
+        if type(result) is not bytes:
+            return result
+        out, lse = _attend_by_plan(result, call)
+    else:
+        out, lse = _attend_slowly(call, float8)
+    return (out, lse) if return_lse else out
 
-    try:
-        signature = _C.signature(q, k, v, *extras)
-        plan = _plans.get((signature, scalars))
-    except TypeError:  # something is no tensor, or no number: the checks say what
-        signature, plan = b"", None
+
+def _attend_by_plan(key: bytes, call: tuple) -> tuple[Tensor, Tensor]:
+    """A call that C++ does not know: it is new, or needs more than kernels. ``key`` is b"" where torch's dispatcher or
+    the checks have to see it."""
+    q, k, v, given = *call[:3], call[3:9]
+    if not key or is_float8(q, k, v):
+        return _attend_slowly(call, None)
+    plan = _plans.get(key)
     if plan is None:
-        if not signature or is_float8(q, k, v):
-            return _attend_slowly(q, k, v, extras, float8, scalars)
-        plan = Plan(q, k, v, *check_call(q, k, v, extras, *scalars))
-        remember(_plans, (signature, scalars), plan)
-    extras = canonical(q, extras, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
-    return plan.attend(q, k, v, extras) if signature[-1] else plan.run(q, k, v, extras)
+        plan = Plan(q, k, v, *check_call(call, current_path()))
+        remember(_plans, key, plan)
+    extras = canonical(q, given, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
+    with_gradient = bool(key[-1])
+    if plan.in_one_step(with_gradient) and all(a is b for a, b in zip(extras, (*given, None), strict=True)):
+        _C.remember(key, plan.kernels)
+    return plan.attend(q, k, v, extras) if with_gradient else plan.run(q, k, v, extras)
 
 
-def _attend_slowly(q, k, v, extras, float8, scalars) -> tuple[Tensor, Tensor]:
+def _attend_slowly(call: tuple, float8: Float8Options | None) -> tuple[Tensor, Tensor]:
     """Through the dispatcher: compiled, traced, autocast and float8 calls, subclasses of tensors, modes, transforms."""
+    q, k, v = call[:3]
     if isinstance(q, Tensor):
-        given = (q, k, v)
+        if not torch.compiler.is_compiling() and any(_has_tangent(x) for x in call[:9]):
+            raise NotImplementedError("forward-mode differentiation is not supported: there is no rule for tangents")
+        before = (q, k, v)
         q, k, v = cast_for_autocast(autocast_dtype(q.device.type), q, k, v)
-        if any(a is not b for a, b in zip(given, (q, k, v), strict=True)) and not torch.compiler.is_compiling():
-            return _attend(q, k, v, extras, float8, *scalars[:-1])  # now that autocast leaves them alone
+        call = (q, k, v, *call[3:])
+        if any(a is not b for a, b in zip(before, (q, k, v), strict=True)) and not torch.compiler.is_compiling():
+            return attend(call, True, float8)  # now that autocast leaves them alone
     if is_float8(q, k, v):
-        return attend_float8(q, k, v, extras, float8, scalars)
+        return attend_float8(call, float8)
     if float8 is not None and isinstance(q, Tensor):
-        given = ", ".join(name for name, x in float8._asdict().items() if x is not None)
-        raise ValueError(f"{given} must be given with float8_e4m3fn q, k and v only; q is {q.dtype}")
-    extras, scalars = check_call(q, k, v, extras, *scalars)
+        named = ", ".join(name for name, x in float8._asdict().items() if x is not None)
+        raise ValueError(f"{named} must be given with float8_e4m3fn q, k and v only; q is {q.dtype}")
+    extras, scalars = check_call(call, current_path())
     return torch.ops.flash_ext.fwd(q, k, v, *canonical(q, extras, scalars.dropout_p), *scalars)
+
+
+def _has_tangent(x: Tensor | None) -> bool:
+    return isinstance(x, Tensor) and torch.autograd.forward_ad.unpack_dual(x).tangent is not None

@@ -19,8 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import ops, reference
+from . import reference
 from .call import new_rng_state
+from .extension import _C, use_path
 from .interface import flash_attn_varlen_func, forward
 
 Results = dict[str, Tensor]
@@ -87,7 +88,7 @@ class Problem:
         def attention(q, k, v, **options):
             return function(q, k, v, **options, return_lse=True)
 
-        with ops.use_path(path) if path else nullcontext():
+        with use_path(path) if path else nullcontext():
             return self._evaluate(attention, None, backward)
 
     def reference(self, dtype: torch.dtype | None = torch.float64, backward: bool = True) -> Results:
@@ -222,11 +223,11 @@ def poison(value: float = math.nan) -> Iterator[None]:
     """Fill what flash_ext allocates in this context with ``value`` (bytes with 0xFF), so that unwritten memory
     shows."""
 
-    ops._C.poison(value)
+    _C.poison(value)
     try:
         yield
     finally:
-        ops._C.poison(None)
+        _C.poison(None)
 
 
 def available_paths() -> list[str]:
@@ -236,7 +237,7 @@ def available_paths() -> list[str]:
         q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16, device="cuda")
         for path in ("simt", "sm80", "sm90"):
             try:
-                with ops.use_path(path):
+                with use_path(path):
                     forward(q, q, q)
                 paths.append(path)
             except (NotImplementedError, RuntimeError):

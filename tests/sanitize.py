@@ -25,8 +25,8 @@ import torch  # noqa: E402
 from cases import Config  # noqa: E402
 
 import flash_ext  # noqa: E402
-from flash_ext import ops  # noqa: E402
 from flash_ext.dispatch import CUDA_PATHS, DType, Pass, Variant  # noqa: E402
+from flash_ext.extension import table  # noqa: E402
 from flash_ext.testing import Problem  # noqa: E402
 
 PATHS = {arch: path for path, arch in CUDA_PATHS.items()}
@@ -43,7 +43,7 @@ LENGTHS = {
 
 def kernels(wanted: argparse.Namespace) -> Iterator[tuple[str, str, Config, Variant]]:
     """(path, dtype, config without a mask or a feature, variant) of every forward row that was asked for."""
-    for row in ops.table():
+    for row in table():
         path, dtype = PATHS[row.arch], NAMES.get(row.dtype)
         chosen = path in wanted.path and dtype in wanted.dtype and (row.head_dim in wanted.head_dim)
         if row.pass_ == Pass.FWD and chosen:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from flash_ext import ops
 from flash_ext.dispatch import (
     Arch,
     Call,
@@ -19,6 +18,7 @@ from flash_ext.dispatch import (
     normalise_window,
     serves,
 )
+from flash_ext.extension import _C, table
 
 H100, A100, T4, B200 = (9, 0), (8, 0), (7, 5), (10, 0)
 TABLE = [
@@ -145,8 +145,8 @@ def test_masks():
 
 
 def test_enumerations_carry_the_numbers_of_the_extension():
-    for row, key in enumerate(ops.table()):
-        name = ops._C.row_name(row).split()
+    for row, key in enumerate(table()):
+        name = _C.row_name(row).split()
         dtypes = {DType.F32: "fp32", DType.F16: "fp16", DType.BF16: "bf16", DType.E4M3: "e4m3"}
         dims = str(key.head_dim) if key.head_dim == key.head_dim_v else f"{key.head_dim}/{key.head_dim_v}"
         words = [Pass(key.pass_).name.lower(), Arch(key.arch).name.lower(), dtypes[DType(key.dtype)], dims]
@@ -157,7 +157,7 @@ def test_enumerations_carry_the_numbers_of_the_extension():
 
 
 def test_every_row_serves_itself():
-    for key in ops.table():
+    for key in table():
         mask = Mask.FULL if key.mask == Mask.ANY else key.mask
         layout = Layout.DENSE if key.layout == Layout.ANY else key.layout
         variant = Variant.PLAIN if key.variant == Variant.ANY else key.variant

@@ -1,0 +1,94 @@
+"""Which path and kernel a call would run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .call import check_call, is_float8
+from .dispatch import Choice
+from .extension import current_path
+from .float8 import Float8Plan, expand_descales
+from .ops import autocast_dtype
+from .plan import Plan
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What would serve a call; ``print`` it. ``forward`` and ``backward`` hold path, kernel row and reasons."""
+
+    forward: Choice
+    backward: Choice | str  # str: why there is none
+    notes: tuple[str, ...] = ()
+
+    @property
+    def path(self) -> str:
+        return self.forward.path
+
+    @property
+    def kernel(self) -> str:
+        return self.forward.kernel
+
+    @property
+    def reason(self) -> str:
+        return self.forward.reason
+
+    def __str__(self) -> str:
+        lines = []
+        for name, choice in (("forward", self.forward), ("backward", self.backward)):
+            if isinstance(choice, str):
+                lines.append(f"{name}: none ({choice})")
+                continue
+            lines.append(f"{name}: path {choice.path}, kernel '{choice.kernel}' ({choice.reason})")
+            lines += [f"  not {path}: {why}" for path, why in choice.passed_over]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    seqused_k: Tensor | None = None,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    attn_bias: Tensor | None = None,
+    sinks: Tensor | None = None,
+    dropout_p: float = 0.0,
+    deterministic: bool = False,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+) -> Explanation:
+    """Which path and kernel ``forward`` (or, given ``cu_seqlens``, ``flash_attn_varlen_func``) would run, and why not a
+    faster one. Checks its arguments like the call itself; launches nothing."""
+    notes = []
+    rest = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks, causal, softmax_scale, window_size)
+    rest = (*rest, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
+    dtype = autocast_dtype(q.device.type)
+    if is_float8(q, k, v):
+        extras, scalars = check_call((q, k, v, *rest), current_path())
+        expand_descales((q_descale, k_descale, v_descale), q, k, extras)
+        plan = Float8Plan(q, k, v, extras, scalars)
+        if not plan.why_not:
+            return Explanation(plan.fwd, "float8 inputs take no gradients", tuple(plan.notes()))
+        notes.append(f"float8 inputs are converted to bfloat16, whose kernels run: {plan.why_not}")
+        dtype = torch.bfloat16
+    if dtype is not None:  # what the converted tensors would be like
+        q, k, v = (torch.empty_like(t, dtype=dtype) for t in (q, k, v))
+    plan = Plan(q, k, v, *check_call((q, k, v, *rest), current_path()))
+    notes += plan.notes()
+    try:
+        backward = plan.bwd
+    except NotImplementedError as error:
+        backward = str(error)
+    return Explanation(plan.fwd, backward, tuple(notes))
