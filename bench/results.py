@@ -1,4 +1,8 @@
-"""Recorded results: bench/results/<gpu>.json, rows merged by identity, one row per line so that diffs can be read."""
+"""Recorded results: bench/results/<gpu>.json, rows merged by identity, one row per line so that diffs can be read.
+
+A row has one map from library to number, named by its unit: flash_ext and its peers. Other ways of flash_ext through the
+same call (deterministic, another path) stand in a map of their own, `own`, in the same unit: nobody's peers.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pathlib import Path
 import torch
 
 from .cases import Case
+from .libraries import OURS
 
 RESULTS = Path(__file__).parent / "results"
 UNITS = ("tflops", "us", "seconds", "mib")
@@ -58,7 +63,10 @@ def case_fields(case: Case) -> dict:
 def make_row(case: Case, unit: str, values: dict[str, float], arch_path: str, commit: str | None = None) -> dict:
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     stamp = {"commit": commit or current_commit(), "date": now, "arch_path": arch_path}
-    return {**case_fields(case), **stamp, unit: {name: rounded(value) for name, value in values.items()}}
+    numbers = {name: rounded(value) for name, value in values.items()}
+    own = {name: value for name, value in numbers.items() if name in OURS and name != "flash_ext"}
+    row = {**case_fields(case), **stamp, unit: {n: value for n, value in numbers.items() if n not in own}}
+    return {**row, "own": own} if own else row
 
 
 def rounded(value: float) -> float:
@@ -77,6 +85,13 @@ def unit_of(row: dict) -> str:
     return next(unit for unit in UNITS if unit in row)
 
 
+def values_of(row: dict) -> dict[str, float]:
+    """Everything that was timed together: flash_ext, its peers, its own other ways."""
+    numbers = row[unit_of(row)]
+    ours = {name: value for name, value in numbers.items() if name == "flash_ext"}
+    return {**ours, **row.get("own", {}), **numbers}
+
+
 def median_of_runs(runs: list[list[dict]]) -> list[dict]:
     """One row per identity: the median of each library over the runs that have it."""
     by_identity: dict[tuple, list[dict]] = {}
@@ -85,12 +100,14 @@ def median_of_runs(runs: list[list[dict]]) -> list[dict]:
             by_identity.setdefault(identity(row), []).append(row)
     merged = []
     for rows in by_identity.values():
-        unit = unit_of(rows[0])
-        names = dict.fromkeys(name for row in rows for name in row[unit])
-        series = {name: [row[unit][name] for row in rows if name in row[unit]] for name in names}
-        values = {name: rounded(statistics.median(numbers)) for name, numbers in series.items()}
-        merged.append({**rows[-1], "runs": len(rows), unit: values})
+        medians = {name: _medians([row.get(name, {}) for row in rows]) for name in (unit_of(rows[0]), "own")}
+        merged.append({**rows[-1], "runs": len(rows), **{name: values for name, values in medians.items() if values}})
     return merged
+
+
+def _medians(maps: list[dict[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for values in maps for name in values)
+    return {name: rounded(statistics.median(v[name] for v in maps if name in v)) for name in names}
 
 
 def merge(recorded: list[dict], fresh: list[dict]) -> list[dict]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from .libraries import OURS
-from .results import identity, unit_of
+from .results import identity, unit_of, values_of
 
 DECIMALS = {"tflops": 0, "us": 1, "seconds": 3, "mib": 0}
 LESS_IS_BETTER = ("us", "seconds", "mib")
@@ -21,7 +20,7 @@ class Ratio:
 
 def ratio_to_best_peer(row: dict) -> Ratio | None:
     unit = unit_of(row)
-    peers = {name: value for name, value in row[unit].items() if name not in OURS}
+    peers = {name: value for name, value in row[unit].items() if name != "flash_ext"}
     ours = row[unit].get("flash_ext")
     if not peers or ours is None:
         return None
@@ -51,7 +50,7 @@ def label(row: dict) -> str:
 
 def one_line(row: dict) -> str:
     unit = unit_of(row)
-    values = [f"{name} {number(value, unit)}" for name, value in row[unit].items()]
+    values = [f"{name} {number(value, unit)}" for name, value in values_of(row).items()]
     ratio = ratio_to_best_peer(row)
     best = [f"x best peer {ratio.value:.3f}"] if ratio else []
     return "  ".join([f"{label(row)} {short(row['seqlen'])} [{unit}, {row['arch_path']}]", *values, *best])
@@ -106,7 +105,8 @@ def render_generations(rows: list[dict]) -> str:
 
 
 def shares(rows: list[dict]) -> list[list[str]]:
-    """What a feature, unusual scores or determinism leave of the speed of the same call without it, in the same run."""
+    """What a feature, unusual scores or another way of flash_ext (deterministic, another path) leave of the speed of the
+    same call without it, in the same run."""
     speeds = {identity(row): row["tflops"]["flash_ext"] for row in rows if "flash_ext" in row.get("tflops", {})}
     cells = []
     for row in rows:
@@ -114,18 +114,18 @@ def shares(rows: list[dict]) -> list[list[str]]:
         name, plain = f"{label(row)} {short(row['seqlen'])}", speeds.get(identity(base))
         if plain and identity(row) != identity(base) and identity(row) in speeds:
             cells.append([name, f"{speeds[identity(row)] / plain:.2f}"])
-        if "deterministic" in row.get("tflops", {}) and identity(row) in speeds:
-            share = row["tflops"]["deterministic"] / speeds[identity(row)]
-            cells.append([f"{name} deterministic", f"{share:.2f}"])
+        for way, value in row.get("own", {}).items():
+            if identity(row) in speeds:
+                cells.append([f"{name} {way}", f"{value / speeds[identity(row)]:.2f}"])
     return [["share of the plain call's speed", ""], *cells] if cells else []
 
 
 def _block(name: str, unit: str, rows: list[dict]) -> str:
     rows = sorted(rows, key=lambda row: row["seqlen"])
-    libraries = list(dict.fromkeys(library for row in rows for library in row[unit]))
+    libraries = list(dict.fromkeys(library for row in rows for library in values_of(row)))
     cells = [["", *(short(row["seqlen"]) for row in rows)]]
     for library in libraries:
-        values = [row[unit].get(library) for row in rows]
+        values = [values_of(row).get(library) for row in rows]
         cells.append([library, *("-" if value is None else number(value, unit) for value in values)])
     ratios = [ratio_to_best_peer(row) for row in rows]
     if any(ratios):

@@ -1,7 +1,8 @@
 import json
 
 from bench.cases import ALL, Case
-from bench.results import IDENTITY, identity, load, make_row, median_of_runs, merge, rounded, save
+from bench.libraries import OURS
+from bench.results import IDENTITY, RESULTS, identity, load, make_row, median_of_runs, merge, rounded, save, unit_of
 
 
 def row(value: float = 100.0, path: str = "sm90", library: str = "flash_ext", **case) -> dict:
@@ -14,6 +15,14 @@ def test_a_row_has_the_recorded_format():
     assert made["tflops"] == {"flash_ext": 100.0} and made["seqlen"] == 4096 and made["dtype"] == "bf16"
     assert "seqlen_k" not in made and "feature" not in made  # written only where they say something
     assert json.loads(json.dumps(made)) == made
+
+
+def test_other_ways_of_flash_ext_are_not_among_the_peers():
+    made = make_row(Case("bwd", "grid"), "tflops", {"cudnn": 1, "deterministic": 2, "flash_ext": 3, "simt": 4}, "sm90")
+    assert made["tflops"] == {"cudnn": 1, "flash_ext": 3} and made["own"] == {"deterministic": 2, "simt": 4}
+    for path in RESULTS.glob("*.json"):
+        for recorded in load(path)["rows"]:
+            assert not set(recorded[unit_of(recorded)]) & (set(OURS) - {"flash_ext"})
 
 
 def test_every_case_has_an_identity_of_its_own():
@@ -52,7 +61,9 @@ def test_median_of_three_runs_per_library():
     runs = [[row(5.0)], [row(1.0)], [row(3.0)]]
     runs[0][0]["tflops"]["cudnn"] = 7.0  # timed in one run only
     (made,) = median_of_runs(runs)
-    assert made["tflops"] == {"flash_ext": 3.0, "cudnn": 7.0} and made["runs"] == 3
+    assert made["tflops"] == {"flash_ext": 3.0, "cudnn": 7.0} and made["runs"] == 3 and "own" not in made
+    runs[1][0]["own"], runs[2][0]["own"] = {"deterministic": 1.0}, {"deterministic": 2.0}
+    assert median_of_runs(runs)[0]["own"] == {"deterministic": 1.5}
 
 
 def test_save_merges_with_the_file(tmp_path):

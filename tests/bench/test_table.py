@@ -35,6 +35,12 @@ def test_a_block_has_a_column_per_length_and_a_line_per_library():
     assert len({len(line) for line in lines[1:]}) == 1
 
 
+def test_other_ways_of_flash_ext_stand_below_it_and_are_no_peers():
+    made = row({"cudnn": 500, "flash_ext": 600, "deterministic": 550})
+    assert [line.split()[0] for line in render([made]).splitlines()[2:5]] == ["flash_ext", "deterministic", "cudnn"]
+    assert ratio_to_best_peer(made).peer == "cudnn" and "deterministic 550" in one_line(made)
+
+
 def test_one_line():
     line = one_line(row({"flash_ext": 600, "fa3": 500}, seqlen=4096))
     assert line == "fwd grid bf16 d128 full 4k [tflops, sm90]  flash_ext 600  fa3 500  x best peer 1.200"
