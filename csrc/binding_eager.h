@@ -33,7 +33,8 @@ class EagerCall {
     const auto item = [&] { return PyTuple_GET_ITEM(call, next++); };
     for (const Tensor*& t : main_) add_main(t, item());
     for (int i = 0; i < 6; i++) add_extra(extras_[i], item());
-    add_integer(item());  // causal
+    usual_ = usual_ && key_.plain();  // else symbolic lengths may follow, which nobody may look into
+    add_integer(item());              // causal
     add_scale(item());
     add_window(item());
     add_real(item());     // softcap

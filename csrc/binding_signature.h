@@ -64,6 +64,7 @@ class Signature {
 
   void add(int64_t word) { words_[count_++] = word; }
 
+  bool plain() const { return plain_; }
   bool wants_grad() const { return wants_grad_ && c10::GradMode::is_enabled(); }
 
   std::string_view bytes() {

@@ -38,7 +38,8 @@ def row_name(row: int) -> str: ...
 def is_built(row: int) -> bool: ...
 def override_row(row: int, path: str) -> None: ...
 
-# Key of the cache of checked calls; its last byte tells whether a gradient is wanted. b"": the dispatcher has to see the call.
+# Key of checked calls, without their numbers; its last byte tells whether a gradient is wanted. b"": the dispatcher has to
+# see the call.
 def signature(
     q: Tensor,
     k: Tensor,
@@ -79,6 +80,17 @@ class Kernels:
         extras: _Extras,
         dbias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+# A call (call.ARGUMENTS) that was remembered: out, or (out, lse). Another: its key, which like a signature's may be b"".
+def eager(
+    call: tuple, return_lse: bool, all_deterministic: bool, path: str, /
+) -> Tensor | tuple[Tensor, Tensor] | bytes: ...
+
+# Have `eager` serve the calls of this key from now on: by these kernels, with their extras as they are.
+def remember(key: bytes, kernels: Kernels) -> None: ...
+
+# How many calls were remembered.
+def forget() -> int: ...
 
 # out and lse, not initialised.
 def empty_results(q: Tensor, head_dim_v: int) -> tuple[Tensor, Tensor]: ...

@@ -3,6 +3,14 @@
 
 #include <cstdint>
 
+// Of a kernel that runs in clusters of this shape. Architectures before sm_90, for which an extension's files are compiled
+// too, refuse the attribute.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define FLASH_CLUSTER(...)
+#else
+#define FLASH_CLUSTER(...) __cluster_dims__(__VA_ARGS__)
+#endif
+
 namespace flash::ptx {
 
 __device__ __forceinline__ uint32_t cluster_ctarank() {

@@ -65,7 +65,7 @@ __device__ __forceinline__ void run_pair(const BwdArgs& args, BwdPairSmem<Traits
 }
 
 template <class Traits>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(Traits::kThreads, 1)
+__global__ void FLASH_CLUSTER(2, 1, 1) __launch_bounds__(Traits::kThreads, 1)
     bwd_pair_kernel(const __grid_constant__ BwdArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = typename Traits::T;
