@@ -209,9 +209,10 @@ def _attend_by_plan(key: bytes, call: tuple) -> tuple[Tensor, Tensor]:
         remember(_plans, key, plan)
     extras = canonical(q, given, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
     with_gradient = bool(key[-1])
+    run = plan.attend if with_gradient else plan.run  # the kernels are prepared
     if plan.in_one_step(with_gradient) and all(a is b for a, b in zip(extras, (*given, None), strict=True)):
         _C.remember(key, plan.kernels)
-    return plan.attend(q, k, v, extras) if with_gradient else plan.run(q, k, v, extras)
+    return run(q, k, v, extras)
 
 
 def _attend_slowly(call: tuple, float8: Float8Options | None) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,10 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <map>
+#include <utility>
+
 #include "../check.h"
 #include "../registry.h"
 
@@ -11,11 +15,14 @@ namespace flash {
 // Makes `device` current and restores the caller's device at the end of the scope.
 class DeviceGuard {
  public:
-  // Set even where it is current already: on a thread that has not used CUDA (autograd's workers) only this binds the
-  // device's context, without which driver calls such as cuTensorMapEncodeTiled fail.
+  // Set once even where it is current already: on a thread that has not used CUDA (autograd's workers) only this binds
+  // the device's context, without which driver calls such as cuTensorMapEncodeTiled fail.
   explicit DeviceGuard(int device) : device_(device) {
+    static thread_local int bound = -1;
     FLASH_CHECK_CUDA(cudaGetDevice(&before_), "cudaGetDevice");
+    if (before_ == device && bound == device) return;
     FLASH_CHECK_CUDA(cudaSetDevice(device), "cudaSetDevice");
+    bound = device;
   }
   ~DeviceGuard() {
     if (before_ != device_) cudaSetDevice(before_);
@@ -27,21 +34,47 @@ class DeviceGuard {
   int before_ = 0;
 };
 
+// A positive number per device that the driver is asked for once.
+class KnownPerDevice {
+ public:
+  template <class Ask>
+  int get(int device, const Ask& ask) {
+    if (device < 0 || device >= kDevices) return ask();
+    if (const int known = known_[device].load(std::memory_order_relaxed)) return known;
+    const int answer = ask();
+    known_[device].store(answer, std::memory_order_relaxed);
+    return answer;
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  std::atomic<int> known_[kDevices] = {};  // 0: not asked yet
+};
+
 inline int multiprocessors(int device) {
-  int count = 0;
-  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
-  return count;
+  static KnownPerDevice known;
+  return known.get(device, [&] {
+    int count = 0;
+    FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
+    return count;
+  });
 }
 
 inline cudaStream_t cuda_stream(Stream stream) { return static_cast<cudaStream_t>(stream); }
 
-// A launch function calls it once per kernel and device before its first launch; it is cheap enough to call every time.
+// Before a launch on the current device. The driver is told once per thread; later calls cost a lookup.
 template <class Kernel>
 void allow_shared_memory(Kernel* kernel, int bytes) {
-  if (bytes > 48 * 1024)
-    FLASH_CHECK_CUDA(
-        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        message("cannot use ", bytes, " bytes of shared memory"));
+  if (bytes <= 48 * 1024) return;
+  static thread_local std::map<std::pair<const void*, int>, int> allowed;  // (kernel, device) -> bytes
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  int device = 0;
+  FLASH_CHECK_CUDA(cudaGetDevice(&device), "cudaGetDevice");
+  int& known = allowed[{function, device}];
+  if (known == bytes) return;
+  FLASH_CHECK_CUDA(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                   message("cannot use ", bytes, " bytes of shared memory"));
+  known = bytes;
 }
 
 // `early`: may begin before the kernel in front of it in the stream has ended (sm_90); it waits itself for what it

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 
 #include "../attn/launch.cuh"
 #include "../ptx/tensor_map.h"
@@ -134,18 +133,18 @@ void launch_bwd(const BwdParams& p, Stream stream) {
 // Pairs that the device runs at once: not every multiprocessor has a neighbour. The driver is asked once.
 template <class Traits>
 int pairs_at_once(int device) {
-  constexpr int kDevices = 64, kBytes = BwdPairSmem<Traits>::kBytes;
-  static std::atomic<int> known[kDevices];  // 0: not asked yet
-  if (device < kDevices && known[device] > 0) return known[device];
-  allow_shared_memory(bwd_pair_kernel<Traits>, kBytes);
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(2);
-  config.blockDim = dim3(unsigned(Traits::kThreads));
-  config.dynamicSmemBytes = size_t(kBytes);
-  int pairs = 0;
-  FLASH_CHECK_CUDA(cudaOccupancyMaxActiveClusters(&pairs, bwd_pair_kernel<Traits>, &config), "bwd_pair_sm90");
-  if (device < kDevices) known[device] = pairs;
-  return pairs;
+  static KnownPerDevice known;
+  return known.get(device, [&] {
+    constexpr int kBytes = BwdPairSmem<Traits>::kBytes;
+    allow_shared_memory(bwd_pair_kernel<Traits>, kBytes);
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(2);
+    config.blockDim = dim3(unsigned(Traits::kThreads));
+    config.dynamicSmemBytes = size_t(kBytes);
+    int pairs = 0;
+    FLASH_CHECK_CUDA(cudaOccupancyMaxActiveClusters(&pairs, bwd_pair_kernel<Traits>, &config), "bwd_pair_sm90");
+    return pairs;
+  });
 }
 
 template <class Traits>
