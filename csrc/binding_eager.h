@@ -1,6 +1,7 @@
 // An eager call in one step from Python: found among the calls that were checked before, and run. Part of binding.cpp.
 #pragma once
 
+#include <ATen/Context.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -27,7 +28,7 @@ auto unlocked(const Tensor& q, const Call& call) {
 class EagerCall {
  public:
   // `call`: a tuple in the order of flash_ext.call.ARGUMENTS.
-  EagerCall(PyObject* call, PyObject* all_deterministic, PyObject* path) {
+  EagerCall(PyObject* call, PyObject* path) {
     FLASH_CHECK_ARG(PyTuple_Check(call) && PyTuple_GET_SIZE(call) == 17, "a call is a tuple of 17 arguments");
     int next = 0;
     const auto item = [&] { return PyTuple_GET_ITEM(call, next++); };
@@ -42,7 +43,7 @@ class EagerCall {
     add_integer(item());  // deterministic
     add_integer(item());  // max_seqlen_q
     add_integer(item());  // max_seqlen_k
-    add_integer(all_deterministic);
+    key_.add(int64_t(at::globalContext().deterministicAlgorithms()));
     add_text(path);
   }
 
@@ -133,8 +134,8 @@ void remember(const std::string& key, const Kernels& kernels) {
   known_calls.insert_or_assign(key, KnownCall{kernels, as_tensor(kernels)});
 }
 
-PyObject* run_eagerly(PyObject* call, PyObject* return_lse, PyObject* all_deterministic, PyObject* path) {
-  EagerCall c(call, all_deterministic, path);
+PyObject* run_eagerly(PyObject* call, PyObject* return_lse, PyObject* path) {
+  EagerCall c(call, path);
   const std::string_view key = c.key();
   const auto entry = known_calls.find(key);
   if (entry == known_calls.end()) return PyBytes_FromStringAndSize(key.data(), Py_ssize_t(key.size()));
@@ -143,16 +144,16 @@ PyObject* run_eagerly(PyObject* call, PyObject* return_lse, PyObject* all_determ
     return c.wants_grad() ? Attention::apply(known.kernels, known.kept, c.q(), c.k(), c.v(), c.extras())
                           : known.kernels.forward(c.q(), c.k(), c.v(), c.extras());
   });
-  if (return_lse != Py_True) return THPVariable_Wrap(std::move(out));
+  if (!PyObject_IsTrue(return_lse)) return THPVariable_Wrap(std::move(out));
   return pybind11::make_tuple(std::move(out), std::move(lse)).release().ptr();
 }
 
-// _C.eager(call, return_lse, all_deterministic, path) -> out, or (out, lse); of a call that is not known its key, as
+// _C.eager(call, return_lse, path) -> out, or (out, lse); of a call that is not known its key, as
 // bytes. By Python's own protocol, which takes a tenth of pybind11's time.
 PyObject* eager(PyObject*, PyObject* const* args, Py_ssize_t count) {
   try {
-    FLASH_CHECK_ARG(count == 4, "eager takes 4 arguments, got ", count);
-    return run_eagerly(args[0], args[1], args[2], args[3]);
+    FLASH_CHECK_ARG(count == 3, "eager takes 3 arguments, got ", count);
+    return run_eagerly(args[0], args[1], args[2]);
   } catch (const std::invalid_argument& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (...) {

@@ -72,8 +72,8 @@ def explain(
     """Which path and kernel ``forward`` (or, given ``cu_seqlens``, ``flash_attn_varlen_func``) would run, and why not a
     faster one. Checks its arguments like the call itself; launches nothing."""
     notes = []
-    rest = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks, causal, softmax_scale, window_size)
-    rest = (*rest, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
+    rest = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
+    rest += (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
     dtype = autocast_dtype(q.device.type)
     if is_float8(q, k, v):
         extras, scalars = check_call((q, k, v, *rest), current_path())

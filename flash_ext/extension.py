@@ -23,7 +23,7 @@ class _Extension:
 
 _C = _Extension()
 
-_path: ContextVar[str] = ContextVar("flash_ext_path", default="")
+chosen_path: ContextVar[str] = ContextVar("flash_ext_path", default="")
 
 
 @contextmanager
@@ -36,16 +36,17 @@ def use_path(path: str):
     """
     if path not in PATHS:
         raise ValueError(f"path must be one of {', '.join(PATHS)}; got {path!r}")
-    token = _path.set(path)
+    token = chosen_path.set(path)
     try:
         yield
     finally:
-        _path.reset(token)
+        chosen_path.reset(token)
 
 
 @torch.compiler.assume_constant_result
 def current_path() -> str:
-    return _path.get()
+    """Also in calls that are compiled."""
+    return chosen_path.get()
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .call import canonical, check_call, is_float8
-from .extension import _C, current_path
+from .extension import _C, chosen_path, current_path
 from .float8 import Float8Options
 from .float8 import attend as attend_float8
 from .ops import autocast_dtype, cast_for_autocast
@@ -78,12 +78,12 @@ def forward(
     "FlashAttention-3", 2024, section 3. ALiBi: Press et al., 2022, section 3; softcap: Gemma 2 report, 2024, section 2;
     sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.
     """
-    extras = (alibi_slopes, attn_bias, sinks)
-    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0)
+    tensors = (q, k, v, None, None, None, alibi_slopes, attn_bias, sinks)
+    numbers = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0)
     float8 = None
     if not (q_descale is k_descale is v_descale is out_dtype is None):
         float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
-    return attend((q, k, v, None, None, None, *extras, *scalars), return_lse, float8)
+    return attend(tensors + numbers, return_lse, float8)
 
 
 def flash_attn_varlen_func(
@@ -136,14 +136,14 @@ def flash_attn_varlen_func(
     """
     if block_table is not None:
         raise NotImplementedError("block_table (paged keys and values) is not supported yet; pass contiguous k and v")
-    extras = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
     if cu_seqlens_q is None or cu_seqlens_k is None:
         raise TypeError("cu_seqlens_q and cu_seqlens_k must be int32 tensors, got None; use forward for dense batches")
     float8 = None
     if not (q_descale is k_descale is v_descale is out_dtype is None):
         float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
-    scalars = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
-    result = attend((q, k, v, *extras, *scalars), return_lse or return_attn_probs, float8)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
+    numbers = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
+    result = attend(tensors + numbers, return_lse or return_attn_probs, float8)
     return (*result, None) if return_attn_probs else result
 
 
@@ -188,7 +188,7 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
 def attend(call: tuple, return_lse: bool, float8: Float8Options | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """out, or (out, lse). ``call`` is as ``call.ARGUMENTS`` says."""
     if float8 is None and not torch.compiler.is_dynamo_compiling():
-        result = _C.eager(call, bool(return_lse), torch.are_deterministic_algorithms_enabled(), current_path())
+        result = _C.eager(call, return_lse, chosen_path.get())
         if type(result) is not bytes:
             return result
         out, lse = _attend_by_plan(result, call)
