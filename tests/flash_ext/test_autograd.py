@@ -1,0 +1,169 @@
+"""Gradients of eager calls: partial and missing ones, any strides, threads, hooks, checkpoints, second derivatives."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch._dynamo.compiled_autograd
+from torch.utils.checkpoint import checkpoint
+
+import flash_ext
+from flash_ext.call import Extras, Scalars
+from flash_ext.plan import _dsinks
+
+
+def make(*shape, dtype=torch.float32, grad=True):
+    return torch.randn(shape or (2, 9, 4, 16), dtype=dtype, requires_grad=grad)
+
+
+def gradients(out, inputs):
+    return torch.autograd.grad(out, inputs, torch.ones_like(out) * 0.5)
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "kv"])
+def test_only_some_gradients(wanted):
+    tensors = {name: make(2, 9, 4, 16) for name in "qkv"}
+    everything = gradients(flash_ext.forward(**tensors), tuple(tensors.values()))
+    some = {name: t.detach().requires_grad_(name in wanted) for name, t in tensors.items()}
+    got = gradients(flash_ext.forward(**some), [some[name] for name in wanted])
+    expected = [everything["qkv".index(name)] for name in wanted]
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def test_saved_tensors_pass_hooks_and_are_guarded():
+    """What a backward pass needs may be moved elsewhere meanwhile, and must not be changed."""
+    q, k = make(), make()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t.clone(), lambda t: t):
+        out = flash_ext.forward(q * 1, k, k)
+    assert len(kept) == 5  # q, k, v, out, lse
+    assert torch.equal(gradients(out, [k])[0], gradients(flash_ext.forward(q, k, k), [k])[0])
+    changed = q * 1
+    out = flash_ext.forward(changed, k, k)
+    changed.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(out, [k])
+    out = flash_ext.forward(q, k, k)
+    gradients(out, [k])
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients(out, [k])
+
+
+@pytest.mark.parametrize("layout", ["expanded", "heads_first", "odd", "scattered"])
+def test_gradients_of_any_strides(layout):
+    q = make(2, 9, 4, 16)
+    dout = {
+        "expanded": lambda: torch.randn(1, 1, 1, 1).expand(2, 9, 4, 16),
+        "heads_first": lambda: torch.randn(2, 4, 9, 16).transpose(1, 2),
+        "odd": lambda: torch.randn(2, 9, 4, 17)[..., 1:],
+        "scattered": lambda: torch.randn(2, 16, 4, 9).transpose(1, 3),
+    }[layout]()
+    out, lse = flash_ext.forward(q, q, q, return_lse=True)
+    dlse = torch.randn(2, 9, 4).transpose(1, 2)
+    got, expected = (
+        torch.autograd.grad((out, lse), q, grads, retain_graph=True)[0]
+        for grads in ((dout, dlse), (dout.contiguous(), dlse.contiguous()))
+    )
+    assert torch.equal(got, expected)
+
+
+def test_compiled_autograd():
+    q = make()
+    out = flash_ext.forward(q, q, q, causal=True)
+    (expected,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
+    torch._dynamo.reset()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        out.sum().backward()
+    assert torch.equal(q.grad, expected)
+
+
+def test_backward_from_another_thread():
+    """The engine runs a backward pass where it likes: nothing may depend on the thread."""
+    q = make()
+    out = flash_ext.forward(q, q, q, causal=True)
+    (expected,) = gradients(out, [q])
+    with ThreadPoolExecutor(1) as pool:
+        out = pool.submit(flash_ext.forward, q, q, q, causal=True).result()
+        (got,) = pool.submit(gradients, out, [q]).result()
+    assert torch.equal(got, expected)
+
+
+def test_checkpoint():
+    q, k, v = make(), make(), make()
+    for options in ({"causal": True}, {"dropout_p": 0.3}):
+        torch.manual_seed(3)
+        expected = gradients(flash_ext.forward(q, k, v, **options), (q, k, v))
+        torch.manual_seed(3)
+        function = functools.partial(flash_ext.forward, **options)
+        out = checkpoint(function, q, k, v, use_reentrant=False)
+        assert all(torch.equal(a, b) for a, b in zip(expected, gradients(out, (q, k, v)), strict=True))
+
+
+def test_nothing_is_kept_without_gradients():
+    q = make()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            out, lse = flash_ext.forward(q, q, q, return_lse=True)
+        assert out.grad_fn is None and not lse.requires_grad
+    with torch.inference_mode():
+        x = torch.randn(2, 9, 4, 16)
+        kept = weakref.ref(x)
+        out = flash_ext.forward(x, x, x)
+    assert out.is_inference()
+    del x
+    gc.collect()
+    assert kept() is None
+
+
+def test_second_derivative_is_refused():
+    q = make()
+    scalars = Scalars(False, 0.25, -1, -1, 0.0, 0.0, False, 0, 0, "")
+    for out in (flash_ext.forward(q, q, q), torch.ops.flash_ext.fwd(q, q, q, *Extras(), *scalars)[0]):
+        (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="twice"):
+            (grad.pow(2).sum() + q.sum()).backward()
+
+
+def test_gradcheck():
+    """Against finite differences, in float64 and so on the reference path: formula and wiring of every gradient."""
+    q, k, v = (make(*shape, dtype=torch.float64) for shape in [(1, 4, 2, 3), (1, 5, 1, 3), (1, 5, 1, 2)])
+    bias, sinks = make(1, 2, 4, 5, dtype=torch.float64), make(2, dtype=torch.float64)
+
+    def function(q, k, v, bias, sinks):
+        with flash_ext.use_path("reference"):
+            return flash_ext.forward(q, k, v, attn_bias=bias, sinks=sinks, softcap=2.0, causal=True, return_lse=True)
+
+    assert torch.autograd.gradcheck(function, (q, k, v, bias, sinks))
+
+
+def test_unused_results_give_no_gradient():
+    q = make()
+    out, lse = flash_ext.forward(q, q, q, return_lse=True)
+    del out
+    lse.sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_forward_mode_is_refused(grad):
+    q = make(grad=grad)
+    flash_ext.forward(q, q, q)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        flash_ext.forward(torch.autograd.forward_ad.make_dual(q, torch.ones_like(q)), q, q)
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda x: flash_ext.forward(x, q, q), (q,), (torch.ones_like(q),))
+
+
+def test_sinks_gradient_ignores_rows_of_no_segment():
+    lse = torch.tensor([[0.5, math.nan]])
+    delta = torch.tensor([[1.0, math.nan]])
+    grad = _dsinks(torch.tensor([0.5]), lse, delta, torch.tensor([0, 1], dtype=torch.int32))
+    assert torch.equal(grad, torch.tensor([-1.0]))
+    masked = _dsinks(torch.tensor([-math.inf]), torch.full((1, 1, 2), -math.inf), torch.ones(1, 1, 2), None)
+    assert torch.equal(masked, torch.zeros(1))

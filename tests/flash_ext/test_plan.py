@@ -1,0 +1,138 @@
+"""Calls that come again: what tells them apart, and that C++ serves them as Python did."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import flash_ext
+from flash_ext.extension import _C
+from flash_ext.plan import remember
+from flash_ext.testing import Problem
+
+
+def make(*shape, dtype=torch.float32, grad=True):
+    return torch.randn(shape or (2, 9, 4, 16), dtype=dtype, requires_grad=grad)
+
+
+def test_autocast_that_converts_nothing_takes_the_short_way(monkeypatch):
+    q = make(dtype=torch.bfloat16)
+    monkeypatch.setattr(flash_ext.interface, "_attend_slowly", lambda *_: pytest.fail("through the dispatcher"))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = flash_ext.forward(q, q, q)
+    assert torch.equal(out, flash_ext.forward(q, q, q))
+
+
+def refuse_new_plans(monkeypatch):
+    monkeypatch.setattr(flash_ext.interface, "check_call", lambda *_: pytest.fail("checked again"))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_repeated_calls_are_not_checked_again(grad, monkeypatch):
+    q, bias = make(1, 3, 5, 7, grad=grad), make(3, 3, grad=grad)
+    calls = ({}, {"causal": True, "softmax_scale": 2}, {"window_size": [1, 0]}, {"attn_bias": bias}, {"dropout_p": 0.5})
+    for options in calls:
+        flash_ext.forward(q, q, q, **options)
+    refuse_new_plans(monkeypatch)
+    for options in calls:
+        flash_ext.forward(q * 1, q, q, **options)
+    with pytest.raises(pytest.fail.Exception):
+        flash_ext.forward(q, q, q, softcap=1.0)
+
+
+def test_known_calls_give_what_new_ones_give():
+    """C++ alone serves them: results and gradients, with and without lse, dense and packed."""
+    q, k, v = make(2, 9, 4, 16), make(2, 7, 2, 16), make(2, 7, 2, 8)
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+    packed = (*(t[0].detach().requires_grad_() for t in (q, q, q)), cu, cu, 5, 5)
+    for function, args, options in (
+        (flash_ext.forward, (q, k, v), {"causal": True}),
+        (flash_ext.forward, (q, k, v), {"alibi_slopes": torch.rand(4), "attn_bias": make(1, 4, 9, 7, grad=False)}),
+        (flash_ext.flash_attn_varlen_func, packed, {"window_size": (2, 0)}),
+    ):
+        _C.forget()
+        results = []
+        for _ in range(2):
+            out, lse = function(*args, **options, return_lse=True)
+            grads = torch.autograd.grad((out, lse), args[:3], (torch.ones_like(out), torch.ones_like(lse)))
+            results.append((out, lse, *grads, function(*args, **options)))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_known_calls_are_told_apart(monkeypatch):
+    """Whatever a user may write for an argument means the same the second time."""
+    q = make(2, 9, 4, 16, grad=False)
+    variants = (
+        *({"softmax_scale": x} for x in (None, 1, 1.0, 0.5, True, np.float64(0.5))),
+        *({"window_size": x} for x in ((2, 1), [2, 1], (2, -1), (-1, 2), (2**70, 2), (np.int64(2), 1))),
+        *({"softcap": x} for x in (0, 0.0, 3, 3.0)),
+        *({"causal": x} for x in (True, 0, 1)),
+    )
+    expected = [flash_ext.forward(q, q, q, **options) for options in variants]
+    got = [flash_ext.forward(q, q, q, **options) for options in variants]
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert torch.equal(got[variants.index({"window_size": (-1, 2)})], got[variants.index({"window_size": (2**70, 2)})])
+    for options, out in zip(variants, got, strict=True):
+        if options != {"window_size": (2**70, 2)}:
+            exact = Problem(q, q, q, options).reference(backward=False)["out"]
+            assert torch.allclose(out.double(), exact, atol=1e-5)
+    for wrong in ({"softcap": math.nan}, {"softmax_scale": "1"}, {"window_size": (1, 2, 3)}, {"window_size": (-2, 0)}):
+        for _ in range(2):
+            with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+                flash_ext.forward(q, q, q, **wrong)
+
+
+def test_cache_is_bounded():
+    plans = {(n,): n for n in range(4096)}
+    remember(plans, ("new",), 0)
+    assert len(plans) == 1
+    _C.forget()
+    kernels = _C.Kernels()
+    for n in range(5000):
+        _C.remember(b"%d" % n, kernels)
+    assert _C.forget() == 5000 - 4096
+
+
+def test_signature_tells_calls_apart():
+    q, other = make(2, 8, 4, 16, grad=False), make(2, 4, 8, 16, grad=False).transpose(1, 2)
+    nothing = (None,) * 6
+    plain = _C.signature(q, q, q, *nothing)
+    assert plain and plain == _C.signature(q.clone(), q, q, *nothing)
+    shifted = torch.randn(2 * 8 * 4 * 16 + 1)[1:].view(2, 8, 4, 16)
+    for changed in (other, q.bfloat16(), make(2, 8, 4, 17, grad=False)[..., 1:], make(2, 8, 4, 16), shifted):
+        assert _C.signature(changed, q, q, *nothing) != plain
+    assert _C.signature(q, q, q, None, None, None, None, q, None) != _C.signature(
+        q, q, q, None, None, None, q, None, None
+    )
+    assert not _C.signature(q.to("meta"), q, q, *nothing)
+    with torch.no_grad():
+        assert _C.signature(make(2, 8, 4, 16), q, q, *nothing) == plain
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not _C.signature(q, q, q, *nothing)
+
+
+def test_deterministic_follows_torch(monkeypatch):
+    kernels = []
+    monkeypatch.setattr(_C, "remember", lambda key, new: kernels.append(new))
+    q = make(1, 3, 4, 8)
+    _C.forget()
+    for switch in (True, False):
+        torch.use_deterministic_algorithms(switch)
+        try:
+            flash_ext.forward(q, q, q)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert [k.scalars.deterministic for k in kernels] == [1, 0]
+
+
+def test_alignment_for_the_hopper_copy_engine():
+    aligned = torch.empty(2, 8, 4, 16, dtype=torch.bfloat16)
+    assert _C.is_aligned(aligned)
+    assert _C.is_aligned(aligned[:, :, :1].expand(2, 8, 4, 16))  # expanded heads
+    assert not _C.is_aligned(aligned[:, :1].expand(2, 8, 4, 16))  # one row expanded
+    assert _C.is_aligned(aligned[:, :1])  # the stride of a single row means nothing
+    assert not _C.is_aligned(aligned.flatten()[1:513].view(2, 8, 2, 16))  # base
+    assert not _C.is_aligned(torch.empty(8, 4, 20, dtype=torch.bfloat16)[..., :16])  # packed, rows of 40 bytes
