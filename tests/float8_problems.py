@@ -23,18 +23,18 @@ class Deviations(NamedTuple):
     cores add up q.k with 14 bits: scores in the hundreds are off by 0.1, and P by as much."""
 
     not_finite: float
-    beyond: float  # of what is allowed of the sum of P |v|
-    error: float  # its norm
+    worst: float  # error in units of the sum of P |v|
+    error: float  # in norm
     bound: float  # norm of the sums of P |v|
     wrongly_seen: float  # rows whose lse alone says that they see a key, or that they do not
     out_of_nothing: float
     lse: float  # relative above 1
 
-    def complaint(self) -> str:
+    def complaint(self, allowed: float = ALLOWED) -> str:
         if self.not_finite:
             return f"{self.not_finite:.0f} numbers are not finite"
-        if not self.beyond <= 1e-6:
-            return f"error by {self.beyond:.3g} above what is allowed of the sum of P |v|"
+        if not self.worst <= allowed:
+            return f"error {self.worst:.3f} of the sum of P |v|"
         if not self.error <= 0.04 * self.bound + 1e-6:
             return f"error in norm {self.error / self.bound:.4f} of the sum of P |v|"
         if self.wrongly_seen or not self.out_of_nothing == 0:
@@ -44,17 +44,11 @@ class Deviations(NamedTuple):
 
 def check(p: Problem, scales: bool = True, dtype: torch.dtype = torch.bfloat16, allowed: float = ALLOWED) -> None:
     """p in float8, with random scales, against fp64."""
-    complaint = Deviations(*deviations(p, None, scales, dtype, allowed).tolist()).complaint()
+    complaint = Deviations(*deviations(p, None, scales, dtype).tolist()).complaint(allowed)
     assert not complaint, complaint
 
 
-def deviations(
-    p: Problem,
-    config: Config | None,
-    scales: bool = True,
-    dtype: torch.dtype = torch.bfloat16,
-    allowed: float = ALLOWED,
-) -> Tensor:
+def deviations(p: Problem, config: Config | None, scales: bool = True, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """``Deviations`` on the device; nothing waits for it if p is the problem of ``config``."""
     q, k, v = (t.to(FLOAT8) for t in (p.q, p.k, p.v))
     options = {name: x for name, x in p.options.items() if name not in ("deterministic", "dropout_p")}
@@ -83,9 +77,12 @@ def deviations(
     nothing = wanted_lse == -math.inf
     error_of_lse = ((lse - wanted_lse).abs() / wanted_lse.abs().clamp_min(1)).masked_fill(nothing, 0)
     nothing_in_out = out.abs() * nothing[..., None]
+    # Where one key rules, P of 256, the others' are below e4m3's normal numbers: each off by 2**-10 at most.
+    keys = options["max_seqlen_k"] if packed else k.shape[1]
+    floor = 2**-16 * math.sqrt(keys)  # six times what they usually add up to
     numbers = [
         (~torch.isfinite(out)).sum().double(),
-        (error - allowed * bound).max(),
+        (error / (bound + floor / ALLOWED)).max(),
         error.norm(),
         bound.norm(),
         (nothing != (lse == -math.inf)).sum().double(),

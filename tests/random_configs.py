@@ -108,16 +108,16 @@ def with_lengths(rng: random.Random, config: Config, longest: int) -> Config:
 
 
 def sees_one_key(config: Config) -> bool:
-    """Whether no row sees more than one key, or two that dropout thins out: then the gradient of the scores is zero, or
-    nearly, and what is left of it is rounding, which plain attention in 16 bit has none of."""
+    """Whether all rows of a sequence see one key only, or two that dropout thins out: then their gradient of the scores is
+    zero, or nearly, and what is left of it is rounding, which plain attention in 16 bit has none of."""
     left, right = config.window_size
     right = 0 if config.causal else right
+    few = 2 if config.dropout_p else 1
+    if left >= 0 and right >= 0 and left + right + 1 <= few:
+        return True
     pairs = config.lengths or ((config.seqlen_q, config.seqlen_k),)
     keys = config.used or [n for _, n in pairs]
-    most = max((n for (queries, _), n in zip(pairs, keys, strict=True) if queries), default=0)
-    if left >= 0 and right >= 0:
-        most = min(most, left + right + 1)
-    return most <= (2 if config.dropout_p else 1)
+    return any(queries and 1 <= n <= few for (queries, _), n in zip(pairs, keys, strict=True))
 
 
 def passes_of(config: Config, pass_: str) -> list[bool]:
