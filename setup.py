@@ -2,15 +2,18 @@
 
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, __version__, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))  # setuptools.build_meta leaves it out
 from build_tools import ninja_build  # noqa: E402
+from build_tools.environment import check_setuptools  # noqa: E402
 from build_tools.shared import BuildError  # noqa: E402
 
 
@@ -25,12 +28,18 @@ def say(line: str) -> None:
             pass
 
 
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    try:
+        yield
+    except BuildError as error:
+        sys.exit(f"\nflash_ext was not built: {error}\n")
+
+
 class BuildExt(build_ext):
     def build_extension(self, ext: Extension) -> None:
-        try:
+        with readable_errors():
             ninja_build.run(ninja_build.make_plan(), Path(self.get_ext_fullpath(ext.name)).absolute(), say)
-        except BuildError as error:
-            sys.exit(f"\nflash_ext was not built: {error}\n")
 
     def copy_extensions_to_source(self) -> None:
         super().copy_extensions_to_source()
@@ -46,4 +55,6 @@ class BuildPy(build_py):
             shutil.copytree(ROOT / "csrc", Path(self.build_lib) / "flash_ext" / "csrc", dirs_exist_ok=True)
 
 
+with readable_errors():
+    check_setuptools(__version__)
 setup(ext_modules=[Extension("flash_ext._C", sources=[])], cmdclass={"build_ext": BuildExt, "build_py": BuildPy})

@@ -75,6 +75,12 @@ def find_torch() -> Torch:
     )
 
 
+def check_setuptools(version: str) -> None:
+    """Without build isolation it is the environment's own, which may not understand pyproject.toml."""
+    if int(version.split(".")[0]) < 77:
+        raise BuildError(f"setuptools 77 or newer is needed, this is {version}: pip install --upgrade setuptools")
+
+
 def find_compiler() -> str:
     named = os.environ.get("CXX", "")
     for name in [named] if named else ["g++", "c++", "clang++"]:

@@ -101,9 +101,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("has_rows", &has_rows);
   m.def("is_aligned", &is_aligned);
 
-  m.def("fwd",
-        [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
-           const Options& o, int64_t stream) { flash::fwd(row, fwd_params(q, k, v, out, lse, o), as_stream(stream)); });
+  m.def("fwd", [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+                  const Options& o,
+                  int64_t stream) { flash::fwd(row, fwd_params(q, k, v, out, row_stats(lse), o), as_stream(stream)); });
   m.def("bwd",
         [](int row, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& dout,
            const Tensor& lse, const MaybeTensor& dlse, const Tensor& delta, const Tensor& dq, const Tensor& dk,

@@ -79,18 +79,22 @@ struct Kernels {
 
   std::pair<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) const {
     auto [out, lse] = empty_results(q, v.size(-1));
-    FwdParams p = fwd_params(q, k, v, out, lse, with(extras));
-    if (q.is_cpu()) {
-      flash::fwd_cpu(p, at::get_num_threads());
-      return {out, lse};
-    }
-    Tensor workspace;
-    if (const int64_t size = flash::fwd_workspace(int(fwd_row), p)) {
-      workspace = bytes(size, q);
-      p.workspace = workspace.data_ptr();
-    }
-    flash::fwd(int(fwd_row), p, current_stream(q));
-    return {out, lse};
+    run(q, k, v, extras, out, row_stats(lse));
+    return {std::move(out), std::move(lse)};
+  }
+
+  // out alone. The lse, which kernels write all the same, lies behind it in its memory: an allocation less.
+  Tensor forward_out(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) const {
+    c10::DimVector shape(q.sizes());
+    shape.back() = v.size(-1);
+    const int64_t rows = q.numel() / q.size(-1), item = q.element_size();
+    const int64_t out_bytes = (rows * shape.back() * item + 15) / 16 * 16;
+    Tensor out = empty({(out_bytes + rows * int64_t(sizeof(float))) / item}, q.options());
+    out.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
+    float* lse = reinterpret_cast<float*>(static_cast<char*>(out.data_ptr()) + out_bytes);
+    const bool packed = q.dim() == 3;
+    run(q, k, v, extras, out, {lse, packed ? 0 : rows / q.size(0), packed ? q.size(0) : q.size(1)});
+    return out;
   }
 
   // dout and dlse may be undefined, dbias missing: zeros, to which the gradient of the bias is added, in float32.
@@ -117,6 +121,18 @@ struct Kernels {
   }
 
  private:
+  void run(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras, const Tensor& out,
+           flash::RowStats lse) const {
+    FwdParams p = fwd_params(q, k, v, out, lse, with(extras));
+    if (q.is_cpu()) return flash::fwd_cpu(p, at::get_num_threads());
+    Tensor workspace;
+    if (const int64_t size = flash::fwd_workspace(int(fwd_row), p)) {
+      workspace = bytes(size, q);
+      p.workspace = workspace.data_ptr();
+    }
+    flash::fwd(int(fwd_row), p, current_stream(q));
+  }
+
   bool copy_engine() const { return bwd_row >= 0 && flash::kInstances[bwd_row].arch == flash::Arch::kSm90; }
 
   Options with(const Extras& extras) const {

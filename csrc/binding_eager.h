@@ -140,11 +140,15 @@ PyObject* run_eagerly(PyObject* call, PyObject* return_lse, PyObject* path) {
   const auto entry = known_calls.find(key);
   if (entry == known_calls.end()) return PyBytes_FromStringAndSize(key.data(), Py_ssize_t(key.size()));
   const KnownCall known = entry->second;  // a copy: another thread may have it forgotten meanwhile
+  const bool wants_lse = PyObject_IsTrue(return_lse) == 1;
+  if (!wants_lse && !c.wants_grad())
+    return THPVariable_Wrap(
+        unlocked(c.q(), [&] { return known.kernels.forward_out(c.q(), c.k(), c.v(), c.extras()); }));
   auto [out, lse] = unlocked(c.q(), [&] {
     return c.wants_grad() ? Attention::apply(known.kernels, known.kept, c.q(), c.k(), c.v(), c.extras())
                           : known.kernels.forward(c.q(), c.k(), c.v(), c.extras());
   });
-  if (!PyObject_IsTrue(return_lse)) return THPVariable_Wrap(std::move(out));
+  if (!wants_lse) return THPVariable_Wrap(std::move(out));
   return pybind11::make_tuple(std::move(out), std::move(lse)).release().ptr();
 }
 

@@ -118,12 +118,12 @@ void descale(const MaybeTensor& t, const float*& ptr, int64_t (&strides)[2]) {
   strides[1] = stride_of(*t, 1);
 }
 
-FwdParams fwd_params(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse,
+FwdParams fwd_params(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, flash::RowStats lse,
                      const Options& o) {
   FwdParams p;
   fill(p, q, k, v, o);
   p.out = strided(out);
-  p.lse = row_stats(lse);
+  p.lse = lse;
   p.out_dtype = dtype_of(out);
   p.workspace = o.workspace ? o.workspace->data_ptr() : nullptr;
   descale(o.q_descale, p.q_descale, p.q_descale_strides);

@@ -35,6 +35,12 @@ def test_torch_is_found_from_an_isolated_build(monkeypatch, tmp_path):
     assert environment.find_torch().version == torch.__version__
 
 
+def test_setuptools_too_old():
+    environment.check_setuptools("77.0.3")
+    with pytest.raises(BuildError, match=r"77 or newer .* this is 65\.5\.0: pip install --upgrade setuptools"):
+        environment.check_setuptools("65.5.0")
+
+
 def test_no_compiler(bare_machine):
     with pytest.raises(BuildError, match=r"No C\+\+ compiler .* apt-get install g\+\+"):
         environment.find_compiler()

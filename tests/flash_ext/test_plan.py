@@ -11,7 +11,7 @@ import torch
 import flash_ext
 from flash_ext.extension import _C
 from flash_ext.plan import remember
-from flash_ext.testing import Problem
+from flash_ext.testing import Problem, poison
 
 
 def make(*shape, dtype=torch.float32, grad=True):
@@ -58,7 +58,10 @@ def test_known_calls_give_what_new_ones_give():
         for _ in range(2):
             out, lse = function(*args, **options, return_lse=True)
             grads = torch.autograd.grad((out, lse), args[:3], (torch.ones_like(out), torch.ones_like(lse)))
-            results.append((out, lse, *grads, function(*args, **options)))
+            with torch.no_grad(), poison():
+                alone, pair = function(*args, **options), function(*args, **options, return_lse=True)
+            results.append((out, lse, *grads, function(*args, **options), alone, *pair))
+            assert torch.equal(alone, out) and torch.equal(pair[1], lse)
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
