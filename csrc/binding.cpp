@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "binding_autograd.h"
 #include "binding_call.h"
 #include "binding_eager.h"
 #include "binding_params.h"

@@ -10,6 +10,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "binding_autograd.h"
 #include "binding_call.h"
 #include "binding_signature.h"
 
