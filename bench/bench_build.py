@@ -26,11 +26,14 @@ from build_tools.shared import build
 MAY_SPILL = {
     # General variants: softcap, ALiBi, bias, sinks and dropout need registers beside the accumulators.
     "sm90/* *Traits<*, true>>": 128,
+    # Of the backward, each option alone: half of it is the helper's, once in a step. The loop for any of them together
+    # and the pairs' spill more (bench/NOTES.md says what they cost).
+    "sm90/bwd_* *Traits<*, true, *>>": 400,
+    "sm90/bwd_* *Traits<*, true, 0>>": 1400,
     "sm80/* *Traits<*, true, *>>": 512,
     # Between tiles of keys, not in a step of them.
     "sm90/bwd_sm90_d128.cu *": 8,
     "sm90/bwd_sm90_d256.cu *": 64,
-    "sm90/bwd_sm90_d256.cu *Traits<*, true>>": 160,
     # Tiles whose accumulators and operands leave nothing of 255 registers: what a block of keys needs once. Loops that
     # keep less are 3 % slower (bench/NOTES.md).
     "sm80/fwd_sm80_d96.cu *": 64,
@@ -90,7 +93,7 @@ def short(name: str) -> str:
         if c == "(" and depth == 0 and not name.startswith("(anonymous", i):
             end = i
             break
-    name = re.sub(r"\(anonymous namespace\)::|flash::|^void |\((?:bool|int|flash::\w+)\)", "", name[:end])
+    name = re.sub(r"\(anonymous namespace\)::|flash::|^void |\((?:bool|int|flash::[\w:]+)\)", "", name[:end])
     return name.replace("> >", ">>")
 
 

@@ -87,6 +87,11 @@ void bwd(int row, const BwdParams& params, Stream stream) { row_for(row, false, 
 
 int64_t bwd_workspace(int row, const BwdParams& params) { return row_for(row, false, params).bwd_workspace(params); }
 
+bool adds_dbias(int row, const BwdParams& params) {
+  const auto adds = row_for(row, false, params).adds_dbias;
+  return adds != nullptr && adds(params);
+}
+
 void override_row(int row, const std::string& path) {
   FLASH_CHECK_ARG(row >= 0 && row < kNumInstances, "row ", row, " is not in the table of ", kNumInstances);
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -23,6 +23,8 @@ void fwd(int row, const FwdParams& params, Stream stream);
 int64_t fwd_workspace(int row, const FwdParams& params);  // bytes for params.workspace; 0 for most rows
 void bwd(int row, const BwdParams& params, Stream stream);
 int64_t bwd_workspace(int row, const BwdParams& params);
+// Whether bwd of this row adds to params.dbias itself. Otherwise a row of Pass::kDBias does it, after bwd.
+bool adds_dbias(int row, const BwdParams& params);
 
 // The CPU path, on host memory; `threads` workers.
 void fwd_cpu(const FwdParams& params, int threads);

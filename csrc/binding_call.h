@@ -101,9 +101,13 @@ struct Kernels {
       flash::bwd_cpu(p, at::get_num_threads());
       return g;
     }
+    const flash::Bias wanted = dbias ? bias(*dbias) : flash::Bias{};
+    p.dbias = wanted;
+    const bool is_apart = dbias && !flash::adds_dbias(int(bwd_row), p);
+    if (is_apart) p.dbias = {};
     launch_bwd(int(bwd_row), p, q);
-    if (dbias) {
-      p.dbias = bias(*dbias);
+    if (is_apart) {
+      p.dbias = wanted;
       launch_bwd(int(dbias_row), p, q);
     }
     return g;

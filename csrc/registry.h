@@ -16,6 +16,7 @@ struct Launchers {
   int64_t (*fwd_workspace)(const FwdParams&) = nullptr;  // bytes; nullptr: none
   void (*bwd)(const BwdParams&, Stream) = nullptr;
   int64_t (*bwd_workspace)(const BwdParams&) = nullptr;  // bytes
+  bool (*adds_dbias)(const BwdParams&) = nullptr;        // whether bwd computes params.dbias too; nullptr: it does not
 };
 
 // The functions of one row; empty where the row was not built.
@@ -30,8 +31,8 @@ inline bool is_built(int row) {
 }
 
 // Registers every row of this build for which `kBelongs(key)` holds. `Kernel<row>` has static functions named like the
-// members of Launchers: a forward has `fwd` and, where it needs one, `fwd_workspace`; a backward has `bwd` and
-// `bwd_workspace`. Use as a namespace-scope constant:
+// members of Launchers: a forward has `fwd` and, where it needs one, `fwd_workspace`; a backward has `bwd`,
+// `bwd_workspace` and maybe `adds_dbias`. Use as a namespace-scope constant:
 //   constexpr bool belongs(const Key& k) { return k.pass == Pass::kFwd && k.arch == Arch::kSimt; }
 //   const RegisterRows<belongs, FwdSimt> kRegistered;
 // (A named function: nvcc refuses a lambda as a template argument.)
@@ -55,6 +56,7 @@ struct RegisterRows {
       } else {
         launchers(kRow).bwd = &Kernel<kRow>::bwd;
         launchers(kRow).bwd_workspace = &Kernel<kRow>::bwd_workspace;
+        if constexpr (requires { &Kernel<kRow>::adds_dbias; }) launchers(kRow).adds_dbias = &Kernel<kRow>::adds_dbias;
       }
     }
   }

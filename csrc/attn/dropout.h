@@ -10,21 +10,23 @@
 namespace flash {
 
 struct Philox {
+  static constexpr int kRounds = 7;
   uint32_t word[4];
 
-  template <int kRounds = 7>
+  template <int kRounds = Philox::kRounds>
   FLASH_HD static Philox at(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
-    uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
-    for (int round = 0; round < kRounds; round++) {
-      const uint64_t a = product(0xD2511F53u, c0), b = product(0xCD9E8D57u, c2);
-      c0 = uint32_t(b >> 32) ^ c1 ^ k0;
-      c2 = uint32_t(a >> 32) ^ c3 ^ k1;
-      c1 = uint32_t(b);
-      c3 = uint32_t(a);
-      k0 += 0x9E3779B9u;
-      k1 += 0xBB67AE85u;
-    }
-    return {{c0, c1, c2, c3}};
+    Philox x{{c0, c1, c2, c3}};
+    for (int i = 0; i < kRounds; i++) x.round(key, i);
+    return x;
+  }
+
+  // Number `i` of the rounds. Who works on two counters at once hides the latency of the products.
+  FLASH_HD void round(uint64_t key, uint32_t i) {
+    const uint64_t a = product(0xD2511F53u, word[0]), b = product(0xCD9E8D57u, word[2]);
+    word[0] = uint32_t(b >> 32) ^ word[1] ^ (uint32_t(key) + i * 0x9E3779B9u);
+    word[2] = uint32_t(a >> 32) ^ word[3] ^ (uint32_t(key >> 32) + i * 0xBB67AE85u);
+    word[1] = uint32_t(b);
+    word[3] = uint32_t(a);
   }
 
  private:
@@ -53,6 +55,12 @@ struct Dropout {
   // what one thread owns of a row in the accumulator fragment of mma and wgmma. `head` counts batch * num_heads + head.
   FLASH_HD Philox octet(uint32_t head, uint32_t row, uint32_t col) const {
     return Philox::at(seed, row, (col / 32) * 4 + (col / 2) % 4, head, uint32_t(offset));
+  }
+  // Of rows `row` and `row + 1`.
+  FLASH_HD void octets(uint32_t head, uint32_t row, uint32_t col, Philox (&x)[2]) const {
+    for (uint32_t r = 0; r < 2; r++) x[r] = {{row + r, (col / 32) * 4 + (col / 2) % 4, head, uint32_t(offset)}};
+    for (uint32_t i = 0; i < Philox::kRounds; i++)
+      for (int r = 0; r < 2; r++) x[r].round(seed, i);
   }
   // 15 bits of every 16: the spare one takes the carry where two entries are compared in one register.
   FLASH_HD bool keep(const Philox& random, uint32_t col) const {

@@ -8,48 +8,63 @@
 #include "../ptx/mbarrier.cuh"
 #include "bwd_layout.h"
 #include "bwd_tile.h"
+#include "option.h"
 
 namespace flash::sm90 {
 
 struct BwdArgs {
-  CUtensorMap map_q, map_k, map_v, map_dout;
+  CUtensorMap map_q, map_k, map_v, map_dout, map_bias;
   BwdParams p;
   BwdOrder order;
+  bool batch_first;       // of neighbouring heads in the order: the same head of all sequences
   int64_t bands;          // of one head in the workspace
   float* stats;           // (num_heads, bands, 2, 16)
   float* dq_accum;        // (num_heads, bands, head_dim / 8, 32, 4)
   float* row_scale;       // (num_heads, bands, 16)       deterministic only, like key_bounds
   KeyBounds* key_bounds;  // (batch, num_heads_kv)
   int counter_slot;       // of the counters from which blocks claim their tiles, -1: dealt out statically
-  float lse_scale;        // stats hold lse times this: log2(e) in plain variants, 1 in general ones
+  float lse_scale;        // stats hold lse times this: log2(e), or 1 where a bias may be added (bwd_general.cuh)
+  bool copies_bias;       // the copy engine brings it; else the main warpgroups read it where they need it
   // What an index of (batch, head) is multiplied with to give a coordinate of the maps: 0 in expanded dimensions.
   struct Step {
     int batch, head;
-  } step_q, step_k, step_v, step_dout;
+  } step_q, step_k, step_v, step_dout, step_bias;
 };
 
 // The type of one kernel: dtype, head dims and variant, and the numbers that follow from them.
-template <DType kDType_, int kHeadDim_, bool kGeneral_>
+template <DType kDType_, int kHeadDim_, bool kGeneral_, Option kOption_ = Option::kAny>
 struct BwdTraits {
   static constexpr DType kDType = kDType_;
   using T = Element<kDType>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kGeneral = kGeneral_;
+  static constexpr Option kOption = kOption_;  // of a general variant
+  static constexpr bool kMayBias = kGeneral && (kOption == Option::kAny || kOption == Option::kBias);
+  static constexpr bool kMayDrop = kGeneral && (kOption == Option::kAny || kOption == Option::kDropout);
   static constexpr BwdTile kTile = bwd_tile(kHeadDim);
   static constexpr int kBlockM = kTile.block_m, kBlockN = kTile.block_n;
-  static constexpr int kStages = kTile.stages, kDsStages = kTile.ds_stages, kKvStages = kTile.kv_stages;
+  // Tiles of bias take the place of a stage.
+  static constexpr int kStages = kTile.stages - kMayBias, kKvStages = kTile.kv_stages;
+  static constexpr int kDsStages = kMayBias ? 2 : kTile.ds_stages;
   static constexpr int kMainWarpgroups = kBlockN / 64;
+  // The warps that make dropout's bits need registers to have two calls of the generator under way.
+  static constexpr int kLent = kMayDrop && kHeadDim <= 64 ? 8 : 0;
+  static constexpr int kRegistersMain = kTile.registers_main - kLent;
+  static constexpr int kRegistersProducer = kTile.registers_producer + 2 * kLent;
   static constexpr int kMainWarps = 4 * kMainWarpgroups;
   static constexpr int kThreads = 128 * (kMainWarpgroups + 2);
   static constexpr int kPanels = ceil_div(kHeadDim, 64);  // of 64 columns: what one copy brings
-  static constexpr bool kJoint = kTile.joint, kKvInRegisters = kTile.kv_in_registers;
-  // Delta before the wait for dP. Where P is unpacked from fp16 there are no registers for it.
-  static constexpr bool kDeltaEarly = kJoint || kDType == DType::kBF16;
+  static constexpr bool kJoint = kTile.joint, kKvInRegisters = kTile.kv_in_registers && !kMayDrop;
+  // Delta before the wait for dP. Where P is unpacked from fp16, or signs of dropout are, there are no registers for
+  // it.
+  static constexpr bool kDeltaEarly = kJoint || (kDType == DType::kBF16 && !kMayDrop);
 
   static constexpr int kKvBytes = kPanels * kBlockN * 128;
   static constexpr int kQBytes = kPanels * kBlockM * 128;
   static constexpr int kStatsBytes = kBlockM * 2 * int(sizeof(float));
   static constexpr int kDsBytes = kMainWarpgroups * kBlockM * 128;
+  static constexpr int kBiasBytes = kMayBias ? kMainWarpgroups * kBlockM * 128 : 0;  // of a stage
+  static constexpr int kKeptBytes = kMayDrop ? kMainWarpgroups * 512 : 0;            // of a stage
 };
 
 // The keys of a thread block.
@@ -64,6 +79,7 @@ struct BwdKeys {
     const AttnParams& p = args.p;
     const BwdOrder::Item item = args.order.at(index);
     BwdKeys k{item.head / p.num_heads_kv, item.head % p.num_heads_kv, item.n_block};
+    if (args.batch_first) k.batch = item.head % p.batch, k.head_kv = item.head / p.batch;
     k.seq = SeqInfo::of(p, k.batch);
     k.rows_k = SeqInfo::rows_of_k(p, k.batch);
     k.empty = k.n_block * block_n >= k.rows_k;
@@ -104,13 +120,16 @@ __device__ __forceinline__ uint32_t phase_of(int index) {
 //
 //   barrier      arrivals                              who waits                                first wait
 //   tile_full    1, the query loader                   everybody, for the tile's BwdBlock       parity 0
-//   tile_empty   every main and dQ warp, key loader    query loader                             parity 1
+//   tile_empty   every main and dQ warp, key loader,   query loader                             parity 1
+//                2 helpers, if they have a task
 //   kv_full      1 + bytes of K and V                  main and dQ warpgroups                   parity 0
 //   kv_empty     every main and dQ warp                key loader                               parity 1
-//   full         1 + bytes of Q, dO, stats             main warpgroups                          parity 0
-//   empty        every main warp                       query loader                             parity 1
-//   ds_full      every main warp                       dQ warpgroup                             parity 0
-//   ds_empty     every dQ warp                         main warpgroups                          parity 1
+//   full         1 + bytes of Q, dO, stats, bias;      main warpgroups                          parity 0
+//                2 helpers, if they make bits
+//   empty        every main warp                       query loader, helpers                    parity 1
+//   ds_full      every main warp                       dQ warpgroup, helpers                    parity 0
+//   ds_empty     every dQ warp, 2 helpers, if they     main warpgroups                          parity 1
+//                add to dbias
 template <class Traits>
 struct BwdSmem {
   uint32_t base;
@@ -119,7 +138,9 @@ struct BwdSmem {
   static constexpr int kK = 0, kV = kK + Traits::kKvStages * Traits::kKvBytes;
   static constexpr int kQ = kV + Traits::kKvStages * Traits::kKvBytes, kDout = kQ + Traits::kStages * Traits::kQBytes;
   static constexpr int kDs = kDout + Traits::kStages * Traits::kQBytes;
-  static constexpr int kStats = kDs + Traits::kDsStages * Traits::kDsBytes;
+  static constexpr int kBias = kDs + Traits::kDsStages * Traits::kDsBytes;
+  static constexpr int kKept = kBias + Traits::kStages * Traits::kBiasBytes;
+  static constexpr int kStats = kKept + Traits::kStages * Traits::kKeptBytes;
   static constexpr int kBarriers = kStats + Traits::kStages * Traits::kStatsBytes;
   static constexpr int kBlocks =
       round_up(kBarriers + 8 * (2 * kTiles + 2 * Traits::kKvStages + 2 * Traits::kStages + 2 * Traits::kDsStages), 16);
@@ -133,6 +154,12 @@ struct BwdSmem {
   __device__ uint32_t ds(int stage) const {
     return base + kDs + stage * Traits::kDsBytes;
   }  // [kBlockN/64][kBlockM][64]
+  __device__ uint32_t bias(int stage, int warpgroup) const {
+    return base + kBias + stage * Traits::kBiasBytes + warpgroup * Traits::kBlockM * 128;
+  }  // [kBlockM][64]
+  __device__ uint32_t kept(int stage, int warpgroup) const {
+    return base + kKept + stage * Traits::kKeptBytes + warpgroup * 512;
+  }  // [128] words (bwd_kept.cuh)
   __device__ uint32_t stats(int stage) const {
     return base + kStats + stage * Traits::kStatsBytes;
   }  // [kBlockM/16][2][16]

@@ -14,7 +14,8 @@ template <class Traits>
 struct MainWarpgroup {
   using T = typename Traits::T;
   static constexpr int kBlockM = Traits::kBlockM, kHeadDim = Traits::kHeadDim;
-  static_assert(Traits::kJoint || !Traits::kGeneral, "P for dV and for dS differ in general variants");
+  // Whether the factor of dS waits in the dS tile, as 16 bits, until dP is there: registers are short.
+  static constexpr bool kFactorInSlot = Traits::kGeneral && !Traits::kJoint && Has<Traits::kOption>::kFactorApart;
 
   const BwdArgs& args;
   const BwdSmem<Traits> smem;
@@ -65,20 +66,18 @@ struct MainWarpgroup {
     return block().n_block * Traits::kBlockN + warpgroup * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
   }
 
+  __device__ __forceinline__ int slot() const { return index % Traits::kDsStages; }
+  __device__ __forceinline__ uint32_t ds_panel() const { return smem.ds(slot()) + warpgroup * kBlockM * 128; }
+  __device__ __forceinline__ void wait_slot() {
+    ptx::mbarrier_wait(smem.ds_empty(slot()), phase_of<Traits::kDsStages>(index) ^ 1);
+  }
+
   // S -> P
   template <bool kMasked>
   __device__ __forceinline__ void make_p(Scores& acc_s, Fragments& p, const Stats& lse) {
     const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
     if constexpr (Traits::kGeneral) {
-      const GeneralScores general{args.p, block().band, block().batch, block().head_kv * block().steps.group + head};
-      const uint32_t visible = general.visible_entries<kBlockM>(key(), first_query);
-      const uint32_t kept = general.kept_entries<kBlockM>(key(), first_query);
-#pragma unroll
-      for (int g = 0; g < kBlockM / 8; g++) {
-        uint32_t packed[2];
-        general.exponentials<T>(acc_s, packed, g, lse.of[g], key(), first_query, visible, kept);
-        p[g / 2][g % 2 * 2] = packed[0], p[g / 2][g % 2 * 2 + 1] = packed[1];
-      }
+      make_general_p<kMasked>(acc_s, p, lse, first_query);
     } else {
       exponentials(acc_s, lse, args.p.softmax_scale * kLog2e);
       if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block().band, key(), first_query));
@@ -86,22 +85,47 @@ struct MainWarpgroup {
     }
   }
 
+  template <bool kMasked>
+  __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, const Stats& lse, int first_query) {
+    const GeneralScores<T, Traits::kOption> general(args, block(), block().head_kv * block().steps.group + head, key(),
+                                                    first_query, transposed_address(smem.bias(stage, warpgroup)),
+                                                    smem.kept(stage, warpgroup));
+    const VisibleQueries visible = VisibleQueries::of(block().band, key(), first_query);
+    const uint32_t address = transposed_address(ds_panel());
+    if constexpr (kFactorInSlot) wait_slot();
+#pragma unroll
+    for (int c = 0; c < kBlockM / 16; c++) {
+      general.template exponentials<kMasked>(acc_s + 8 * c, p[c], lse, visible, c);
+      if constexpr (kFactorInSlot) {
+        uint32_t factor[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) factor[j] = pack2<T>(acc_s[8 * c + 2 * j], acc_s[8 * c + 2 * j + 1]);
+        ptx::stmatrix_x4_trans(address + c * 16 * 128, factor);
+      }
+    }
+  }
+
   // dP -> dS
   template <bool kMasked>
   __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Scores& acc_dp, Fragments& ds,
                                           const Stats& delta) {
-    const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
-    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
-      if constexpr (Traits::kJoint)
+    const float dropout_scale = Traits::kMayDrop ? 1.f / (1.f - args.p.dropout_p) : 1.f;
+    uint32_t factors[4];  // of 16 queries
+    score_gradients<T, Traits::kMayDrop, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
+      if constexpr (Traits::kJoint) {
         return float2{acc_s[i], acc_s[i + 1]};
-      else
+      } else if constexpr (kFactorInSlot) {
+        if (i % 8 == 0) ptx::ldmatrix_x4_trans(factors, transposed_address(ds_panel()) + i / 8 * 16 * 128);
+        return unpack2(factors[i / 2 % 4], T());
+      } else {
         return unpack2(p[i / 8][i / 2 % 4], T());
+      }
     });
   }
 
   // dS, or zeros where this warpgroup's keys are not seen, to the dQ warpgroup.
   __device__ __forceinline__ void hand_over_ds(const Fragments& ds) {
-    const int slot = index % Traits::kDsStages;
+    const int slot = this->slot();
     ptx::mbarrier_wait(smem.ds_empty(slot), phase_of<Traits::kDsStages>(index) ^ 1);
     store_transposed(smem.ds(slot) + warpgroup * kBlockM * 128, ds);
     ptx::fence_proxy_async();
@@ -179,10 +203,8 @@ struct MainWarpgroup {
     for (head = 0; head < block().steps.group; head++) {
       m_block = begin;
       walk<Visit::kSkip>(min_of(mine.begin, end));
-      if constexpr (!Traits::kGeneral) {  // whose every step masks
-        walk<Visit::kMasked>(mine.full_begin);
-        walk<Visit::kFull>(mine.full_end);
-      }
+      walk<Visit::kMasked>(mine.full_begin);
+      walk<Visit::kFull>(mine.full_end);
       walk<Visit::kMasked>(mine.end);
       walk<Visit::kSkip>(end);
     }

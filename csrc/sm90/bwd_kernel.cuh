@@ -18,22 +18,23 @@
 namespace flash::sm90 {
 
 template <class Traits>
-__device__ __forceinline__ void init_barriers(BwdSmem<Traits> smem) {
+__device__ __forceinline__ void init_barriers(BwdSmem<Traits> smem, const BwdParams& p) {
+  const HelperTasks tasks = HelperTasks::of<Traits>(p);
   for (int i = 0; i < BwdSmem<Traits>::kTiles; i++) {
     ptx::mbarrier_init(smem.tile_full(i), 1);
-    ptx::mbarrier_init(smem.tile_empty(i), Traits::kMainWarps + 4 + 1);
+    ptx::mbarrier_init(smem.tile_empty(i), Traits::kMainWarps + 4 + 1 + (tasks.any() ? 2 : 0));
   }
   for (int i = 0; i < Traits::kKvStages; i++) {
     ptx::mbarrier_init(smem.kv_full(i), 1);
     ptx::mbarrier_init(smem.kv_empty(i), Traits::kMainWarps + 4);
   }
   for (int i = 0; i < Traits::kStages; i++) {
-    ptx::mbarrier_init(smem.full(i), 1);
+    ptx::mbarrier_init(smem.full(i), 1 + (tasks.makes_bits ? 2 : 0));
     ptx::mbarrier_init(smem.empty(i), Traits::kMainWarps);
   }
   for (int i = 0; i < Traits::kDsStages; i++) {
     ptx::mbarrier_init(smem.ds_full(i), Traits::kMainWarps);
-    ptx::mbarrier_init(smem.ds_empty(i), 4);
+    ptx::mbarrier_init(smem.ds_empty(i), 4 + (tasks.adds_dbias ? 2 : 0));
   }
   ptx::fence_mbarrier_init();
 }
@@ -44,18 +45,18 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) bwd_kernel(const __grid_c
   extern __shared__ __align__(1024) uint8_t shared[];
   const BwdSmem<Traits> smem{ptx::smem_address(shared)};
   ptx::griddepcontrol_launch_dependents();
-  if (threadIdx.x == 0) init_barriers<Traits>(smem);
+  if (threadIdx.x == 0) init_barriers<Traits>(smem, args.p);
   __syncthreads();
 
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == Traits::kMainWarpgroups + 1) {
-    ptx::setmaxnreg_dec<Traits::kTile.registers_producer>();
+    ptx::setmaxnreg_dec<Traits::kRegistersProducer>();
     run_producer<Traits>(args, smem, shared);
   } else if (warpgroup == Traits::kMainWarpgroups) {
     ptx::setmaxnreg_dec<Traits::kTile.registers_dq>();
     run_dq<Traits>(args, smem, shared);
   } else {
-    ptx::setmaxnreg_inc<Traits::kTile.registers_main>();
+    ptx::setmaxnreg_inc<Traits::kRegistersMain>();
     MainWarpgroup<Traits> main(args, smem, shared, warpgroup);
     main.run();
   }

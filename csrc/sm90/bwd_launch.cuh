@@ -40,7 +40,13 @@ inline void check_aligned(const Strided& t, const char* name) {
                   ", ", t.row, ", ", t.head, ")");
 }
 
-inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k, bool general) {
+// The main kernels add dS to the gradient of a bias where it goes: atomically, one number at a time. A bias of one row
+// or column would get all of it in a few places, and the order of the additions is not fixed.
+inline bool adds_to_dbias(const BwdParams& p) {
+  return p.dbias.ptr != nullptr && !p.deterministic && p.dbias.row != 0 && p.dbias.col == 1;
+}
+
+inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k, bool copies_bias, bool natural_lse) {
   FLASH_CHECK_ARG(p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0, "head_dim must be a multiple of 8, got ", p.head_dim,
                   " and ", p.head_dim_v);
   check_aligned(p.out, "out");
@@ -58,9 +64,13 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   a.step_v = coordinate_steps(p.v);
   a.step_dout = coordinate_steps(p.dout);
   a.p = p;
+  if (!adds_to_dbias(p)) a.p.dbias = {};
   const int heads = p.batch * p.num_heads_kv;
   const bool uneven = p.window_right >= 0 && p.window_left < 0;  // causal: the first keys have the most work
-  a.order = {ceil_div(p.seqlen_k, block_n), heads, uneven ? heads_in_l2(p) : 1};
+  // Sequences that add to the same gradient of a bias meet in the L2 cache.
+  a.batch_first = a.p.dbias.ptr != nullptr && a.p.dbias.batch == 0;
+  const int section = std::max(uneven ? heads_in_l2(p) : 1, a.batch_first ? p.batch : 1);
+  a.order = {ceil_div(p.seqlen_k, block_n), heads, std::min(section, std::max(heads, 1))};
   FLASH_CHECK_ARG(a.order.count() <= (1 << 30), "the backward is limited to 2^30 blocks of keys, got ",
                   a.order.count());
   a.bands = w.bands;
@@ -69,7 +79,10 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   a.dq_accum = reinterpret_cast<float*>(workspace + w.dq_accum);
   a.row_scale = reinterpret_cast<float*>(workspace + w.row_scale);
   a.key_bounds = reinterpret_cast<KeyBounds*>(workspace + w.key_bounds);
-  a.lse_scale = general ? 1.f : kLog2e;
+  a.lse_scale = natural_lse ? 1.f : kLog2e;
+  a.copies_bias = copies_bias;
+  if (copies_bias) a.map_bias = bias_map(p);
+  a.step_bias = {ptx::coordinate_step(p.bias.batch), ptx::coordinate_step(p.bias.head)};
   return a;
 }
 
@@ -120,7 +133,8 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   using T = typename Traits::T;
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
-  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, Traits::kGeneral);
+  const bool copies_bias = Traits::kMayBias && can_copy_bias(p);
+  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, copies_bias, Traits::kMayBias);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T>(args, s);
@@ -152,7 +166,7 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   using T = typename Traits::T;
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
-  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, Traits::kGeneral);
+  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, false, Traits::kMayBias);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T>(args, s);
@@ -163,21 +177,56 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 
+// `run.operator()<option>()` for the option of the call.
+template <class Run>
+void with_option(const BwdParams& p, bool copies_bias, Run run) {
+  switch (option_of(p, copies_bias)) {
+    case Option::kSoftcap:
+      return run.template operator()<Option::kSoftcap>();
+    case Option::kAlibi:
+      return run.template operator()<Option::kAlibi>();
+    case Option::kBias:
+      return run.template operator()<Option::kBias>();
+    case Option::kDropout:
+      return run.template operator()<Option::kDropout>();
+    default:
+      return run.template operator()<Option::kAny>();
+  }
+}
+
 // Registered for the rows of one head_dim by the .cu files.
 template <int kRow>
 struct BwdSm90 {
   static constexpr Key kKey = kInstances[kRow];
-  using Traits = BwdTraits<kKey.dtype, kKey.head_dim, kKey.variant == Variant::kGeneral>;
-  static void bwd(const BwdParams& p, Stream stream) { launch_bwd<Traits>(p, stream); }
-  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits::kBlockM).bytes; }
+  static constexpr bool kGeneral = kKey.variant == Variant::kGeneral;
+  template <Option kOption>
+  using Traits = BwdTraits<kKey.dtype, kKey.head_dim, kGeneral, kOption>;
+  static void bwd(const BwdParams& p, Stream stream) {
+    if constexpr (kGeneral)
+      with_option(p, can_copy_bias(p), [&]<Option kOption>() { launch_bwd<Traits<kOption>>(p, stream); });
+    else
+      launch_bwd<Traits<Option::kAny>>(p, stream);
+  }
+  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits<Option::kAny>::kBlockM).bytes; }
+  static bool adds_dbias(const BwdParams& p) { return kGeneral && adds_to_dbias(p); }
 };
 
 template <int kRow>
 struct BwdPairSm90 {
   static constexpr Key kKey = kInstances[kRow];
-  using Traits = BwdPairTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kKey.variant == Variant::kGeneral>;
-  static void bwd(const BwdParams& p, Stream stream) { launch_bwd_pair<Traits>(p, stream); }
-  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits::kBlockM).bytes; }
+  static constexpr bool kGeneral = kKey.variant == Variant::kGeneral;
+  template <Option kOption>
+  using Traits = BwdPairTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kGeneral, kOption>;
+  static void bwd(const BwdParams& p, Stream stream) {
+    if constexpr (kGeneral)
+      with_option(p, false, [&]<Option kOption>() {
+        if constexpr (kOption != Option::kBias) launch_bwd_pair<Traits<kOption>>(p, stream);  // which nothing copies
+      });
+    else
+      launch_bwd_pair<Traits<Option::kAny>>(p, stream);
+  }
+  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits<Option::kAny>::kBlockM).bytes; }
+  static bool adds_dbias(const BwdParams& p) { return kGeneral && adds_to_dbias(p); }
 };
 
 constexpr bool is_bwd_sm90(const Key& key, int head_dim) {

@@ -45,6 +45,20 @@ struct BwdWorkspace {
   }
 };
 
+// Dropout's bits of 64 keys x 64 queries: one word for each thread of a main warpgroup, made by one warp. A call of the
+// generator serves eight keys of a query (attn/dropout.h): pairs of neighbours, which belong to two lanes of a warp, in
+// either half of the 16 keys of two warps. So a lane that calls it for the keys kept_key + 8 i + {0, 1} and the queries
+// kept_query + 8 group + {0, 1} makes the words of four threads: kept_thread(lane, i / 2, key of the pair).
+FLASH_HD int kept_key(int lane) { return lane / 16 * 32 + lane / 4 % 4 * 2; }
+FLASH_HD int kept_query(int lane) { return lane % 4 * 2; }
+FLASH_HD int kept_thread(int lane, int warp, int of_pair) {
+  const int key = kept_key(lane) + 16 * warp + of_pair;
+  return key / 16 * 32 + key % 8 * 4 + lane % 4;
+}
+// The bit of entry acc[i] of a thread (bwd_scores.cuh) in its word: as they are made, group by group, query by query
+// and for each its two keys, the first one highest.
+FLASH_HD uint32_t kept_bit(int i) { return 0x80000000u >> (i / 4 * 4 + i % 2 * 2 + i / 2 % 2); }
+
 // The order of the thread blocks. Blocks of one key-value head share its queries through the L2 cache, so few heads are
 // visited at a time: a section. Within a section blocks with much work come first (causal: the first keys, which every
 // query sees), so that the last wave is short.

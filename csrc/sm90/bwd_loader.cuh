@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../ptx/griddep.cuh"
+#include "bwd_helper.cuh"
 #include "bwd_loads.cuh"
 #include "fwd_counters.cuh"
 
@@ -69,9 +70,27 @@ __device__ __forceinline__ void run_key_loader(const BwdArgs& args, BwdSmem<Trai
   }
 }
 
+// What the helper of a main warpgroup works with.
+template <class Traits>
+struct HelperPlace {
+  const BwdSmem<Traits> smem;
+  const int half;  // of the keys
+
+  __device__ int first_key(const BwdBlock& block) const { return block.n_block * Traits::kBlockN + 64 * half; }
+  __device__ uint32_t kept(int stage) const { return smem.kept(stage, half); }
+  __device__ uint32_t full(int stage) const { return smem.full(stage); }
+  __device__ uint32_t empty(int stage) const { return smem.empty(stage); }
+  __device__ uint32_t ds(int slot) const { return smem.ds(slot) + half * Traits::kBlockM * 128; }
+  __device__ uint32_t ds_full(int slot) const { return smem.ds_full(slot); }
+  __device__ uint32_t ds_empty(int slot) const { return smem.ds_empty(slot); }
+};
+
 template <class Traits>
 __device__ __forceinline__ void run_producer(const BwdArgs& args, BwdSmem<Traits> smem, uint8_t* shared) {
   const int warp = threadIdx.x / 32 % 4;
+  if constexpr (Traits::kMayBias || Traits::kMayDrop)
+    if (warp >= 2 && HelperTasks::of<Traits>(args.p).any())
+      return run_helper<Traits>(args, HelperPlace<Traits>{smem, warp - 2}, shared);
   if (threadIdx.x % 32 != 0) return;
   if (warp == 0) run_query_loader(args, smem, shared);
   if (warp == 1) run_key_loader(args, smem, shared);

@@ -37,12 +37,19 @@ __device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock
   const int batch = args.p.cu_seqlens_q ? 0 : block.batch;
   const int64_t band = head * args.bands + block.band0 + step.m_block * (Traits::kBlockM / kBandRows);
   const uint32_t bar = smem.full(stage);
-  ptx::mbarrier_arrive_expect_tx(bar, 2 * Traits::kQBytes + Traits::kStatsBytes);
+  const bool copies_bias = Traits::kMayBias && args.copies_bias;
+  ptx::mbarrier_arrive_expect_tx(bar,
+                                 2 * Traits::kQBytes + Traits::kStatsBytes + (copies_bias ? Traits::kBiasBytes : 0));
   load_tile<Traits::kPanels>(smem.q(stage), Traits::kBlockM * 128, &args.map_q, bar, row, head * args.step_q.head,
                              batch * args.step_q.batch);
   ptx::bulk_load(smem.stats(stage), args.stats + band * kBandStats, bar, Traits::kStatsBytes);
   load_tile<Traits::kPanels>(smem.dout(stage), Traits::kBlockM * 128, &args.map_dout, bar, row,
                              head * args.step_dout.head, batch * args.step_dout.batch);
+  if (!copies_bias) return;
+#pragma unroll
+  for (int w = 0; w < Traits::kMainWarpgroups; w++)
+    ptx::tma_load(smem.bias(stage, w), &args.map_bias, bar, block.n_block * Traits::kBlockN + 64 * w,
+                  step.m_block * Traits::kBlockM, head * args.step_bias.head, block.batch * args.step_bias.batch);
 }
 
 // Whether memory goes on behind the last key that is used; where it does not, the copies bring zeros.

@@ -5,12 +5,15 @@
 
 namespace flash::sm90 {
 
-template <DType kDType_, int kHeadDim_, int kHeadDimV_, bool kGeneral_>
+template <DType kDType_, int kHeadDim_, int kHeadDimV_, bool kGeneral_, Option kOption_ = Option::kAny>
 struct BwdPairTraits {
   static constexpr DType kDType = kDType_;
   using T = Element<kDType>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr bool kGeneral = kGeneral_;
+  static constexpr Option kOption = kOption_;  // of a general variant; shared memory has no room for copies of bias
+  static constexpr bool kMayBias = kGeneral && kOption == Option::kAny;
+  static constexpr bool kMayDrop = kGeneral && (kOption == Option::kAny || kOption == Option::kDropout);
   static constexpr BwdTile kTile = bwd_tile(kHeadDim);
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kKeys = 64;  // of one thread block; kTile.block_n of the pair
@@ -25,6 +28,7 @@ struct BwdPairTraits {
 
   static constexpr int kPanelBytes = kKeys * 128;  // 64 rows of 64 columns: of K, V, Q, dO, dS alike
   static constexpr int kStatsBytes = kBlockM * 2 * int(sizeof(float));
+  static constexpr int kKeptBytes = kMayDrop ? 512 : 0;  // of a stage (bwd_kept.cuh)
   static_assert(kBlockM == 64 && kTile.block_n == 2 * kKeys && kHalf % kTile.dq_columns == 0);
 };
 
@@ -32,19 +36,26 @@ struct BwdPairTraits {
 //
 //   barrier      arrivals                                   who waits                                   first wait
 //   tile_full    1, the query loader                        everybody, for the tile's BwdBlock          parity 0
-//   tile_empty   12 warps, loaders of keys and of dO        query loader                                parity 1
+//   tile_empty   12 warps, loaders of keys and of dO,       query loader                                parity 1
+//                the helper, if it has a task
 //   claim_full   1, by the query loader of block 0          that of block 1                             parity 0
 //   claim_empty  1, by that of block 1                      that of block 0                             parity 1
-//   kv_full      1 + bytes of K, V, halves of K             warpgroups 0, 1, 2                          parity 0
-//   kv_empty     12 warps of these                          key loader                                  parity 1
-//   q_full       1 + bytes of Q and stats                   warpgroups 0 (S), 1 (dK)                    parity 0
-//   q_empty      8 warps of these                           query loader                                parity 1
+//   k_full       1 + bytes of K                             warpgroup 0 (S), 2 if it has no own_k       parity 0
+//   k_empty      4 or 8 warps of these                      key loader                                  parity 1
+//   v_full       1 + bytes of V                             warpgroup 1 (dP)                            parity 0
+//   v_empty      4 warps of it                              key loader                                  parity 1
+//   half_full    1 + bytes of peer_k, own_k                 warpgroup 2 (dQ)                            parity 0
+//   half_empty   4 warps of it                              key loader                                  parity 1
+//   q_full       1 + bytes of Q and stats;                  warpgroups 0 (S), 1 (dK)                    parity 0
+//                the helper, if it makes bits
+//   q_empty      8 warps of these                           query loader, helper                        parity 1
 //   dout_full    1 + bytes of dO                            warpgroups 0 (dV), 1 (dP)                   parity 0
 //   dout_empty   8 warps of these                           dO loader                                   parity 1
 //   p_full       4 warps of warpgroup 0                     warpgroup 1                                 parity 0
-//   ds_full      4 warps of warpgroup 1                     warpgroup 2; the last arrival sends dS to the other block
-//   peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
-//   slot_empty   4 + 4 remote warps of the warpgroups 2     warpgroup 0                                 parity 1
+//   ds_full      4 warps of warpgroup 1                     warpgroup 2, helper; the last arrival sends dS to the other
+//   block peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
+//   slot_empty   4 + 4 remote warps of the warpgroups 2,    warpgroup 0                                 parity 1
+//                the helper, if it adds to dbias
 template <class Traits>
 struct BwdPairSmem {
   uint32_t base;
@@ -59,9 +70,10 @@ struct BwdPairSmem {
   static constexpr int kSlots = kDout + kStages * Traits::kPanelsV * kPanel;
   static constexpr int kPeerDs = kSlots + kDsStages * kPanel;
   static constexpr int kStats = kPeerDs + kDsStages * kPanel;
-  static constexpr int kBarriers = kStats + kStages * Traits::kStatsBytes;
+  static constexpr int kKept = kStats + kStages * Traits::kStatsBytes;
+  static constexpr int kBarriers = kKept + kStages * Traits::kKeptBytes;
   static constexpr int kTiles = 2;
-  static constexpr int kClaim = kBarriers + 8 * (2 * kTiles + 4 + 4 * kStages + 4 * kDsStages);
+  static constexpr int kClaim = kBarriers + 8 * (2 * kTiles + 8 + 4 * kStages + 4 * kDsStages);
   static constexpr int kBlocks = kClaim + 16;
   static constexpr int kBytes = kBlocks + kTiles * int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
@@ -78,14 +90,19 @@ struct BwdPairSmem {
     return base + kStats + stage * Traits::kStatsBytes;
   }  // [kBlockM/16][2][16]
 
+  __device__ uint32_t kept(int stage) const { return base + kKept + stage * Traits::kKeptBytes; }  // [128] words
   __device__ uint32_t claim() const { return base + kClaim; }  // of block 1: the tile that block 0 has claimed for both
   __device__ uint32_t tile_full(int tile) const { return base + kBarriers + 8 * (tile % kTiles); }
   __device__ uint32_t tile_empty(int tile) const { return tile_full(tile) + 8 * kTiles; }
   __device__ uint32_t claim_full() const { return base + kBarriers + 16 * kTiles; }
   __device__ uint32_t claim_empty() const { return claim_full() + 8; }
-  __device__ uint32_t kv_full() const { return claim_full() + 16; }
-  __device__ uint32_t kv_empty() const { return claim_full() + 24; }
-  __device__ uint32_t q_full(int stage) const { return claim_full() + 32 + 8 * stage; }
+  __device__ uint32_t k_full() const { return claim_full() + 16; }
+  __device__ uint32_t k_empty() const { return claim_full() + 24; }
+  __device__ uint32_t v_full() const { return claim_full() + 32; }
+  __device__ uint32_t v_empty() const { return claim_full() + 40; }
+  __device__ uint32_t half_full() const { return claim_full() + 48; }
+  __device__ uint32_t half_empty() const { return claim_full() + 56; }
+  __device__ uint32_t q_full(int stage) const { return claim_full() + 64 + 8 * stage; }
   __device__ uint32_t dout_full(int stage) const { return q_full(kStages + stage); }
   __device__ uint32_t q_empty(int stage) const { return q_full(2 * kStages + stage); }
   __device__ uint32_t dout_empty(int stage) const { return q_full(3 * kStages + stage); }

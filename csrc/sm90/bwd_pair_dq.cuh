@@ -88,11 +88,13 @@ __device__ __forceinline__ void run_pair_dq(const BwdArgs& args, BwdPairSmem<Tra
   for (int tile = 0;; tile++) {
     const BwdBlock& block = wait_for_tile(smem, shared, tile);
     if (block.empty) break;
-    ptx::mbarrier_wait(smem.kv_full(), tile % 2);
+    if constexpr (Traits::kHalfIsPanels) ptx::mbarrier_wait(smem.k_full(), tile % 2);
+    ptx::mbarrier_wait(smem.half_full(), tile % 2);
     clear_unused_pair_keys<Traits>(args, block, smem, rank);
     add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
     if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(smem.kv_empty());
+      if constexpr (Traits::kHalfIsPanels) ptx::mbarrier_arrive(smem.k_empty());
+      ptx::mbarrier_arrive(smem.half_empty());
       ptx::mbarrier_arrive(smem.tile_empty(tile));
     }
   }

@@ -20,17 +20,22 @@
 namespace flash::sm90 {
 
 template <class Traits>
-__device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem) {
+__device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, const BwdParams& p) {
+  const HelperTasks tasks = HelperTasks::of<Traits>(p);
   for (int i = 0; i < BwdPairSmem<Traits>::kTiles; i++) {
     ptx::mbarrier_init(smem.tile_full(i), 1);
-    ptx::mbarrier_init(smem.tile_empty(i), 12 + 2);
+    ptx::mbarrier_init(smem.tile_empty(i), 12 + 2 + tasks.any());
   }
   ptx::mbarrier_init(smem.claim_full(), 1);
   ptx::mbarrier_init(smem.claim_empty(), 1);
-  ptx::mbarrier_init(smem.kv_full(), 1);
-  ptx::mbarrier_init(smem.kv_empty(), 12);
+  ptx::mbarrier_init(smem.k_full(), 1);
+  ptx::mbarrier_init(smem.k_empty(), Traits::kHalfIsPanels ? 8 : 4);
+  ptx::mbarrier_init(smem.v_full(), 1);
+  ptx::mbarrier_init(smem.v_empty(), 4);
+  ptx::mbarrier_init(smem.half_full(), 1);
+  ptx::mbarrier_init(smem.half_empty(), 4);
   for (int i = 0; i < Traits::kStages; i++) {
-    ptx::mbarrier_init(smem.q_full(i), 1);
+    ptx::mbarrier_init(smem.q_full(i), 1 + tasks.makes_bits);
     ptx::mbarrier_init(smem.dout_full(i), 1);
     ptx::mbarrier_init(smem.q_empty(i), 8);
     ptx::mbarrier_init(smem.dout_empty(i), 8);
@@ -39,7 +44,7 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem) {
     ptx::mbarrier_init(smem.p_full(i), 4);
     ptx::mbarrier_init(smem.ds_full(i), 4);
     ptx::mbarrier_init(smem.peer_full(i), 1);
-    ptx::mbarrier_init(smem.slot_empty(i), 8);
+    ptx::mbarrier_init(smem.slot_empty(i), 8 + tasks.adds_dbias);
   }
   ptx::fence_mbarrier_init();
   for (int i = 0; i < Traits::kDsStages; i++) ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
@@ -54,11 +59,12 @@ __device__ __forceinline__ void run_pair(const BwdArgs& args, BwdPairSmem<Traits
   for (int tile = 0;; tile++) {
     const BwdBlock& block = wait_for_tile(smem, shared, tile);
     if (block.empty) break;
-    ptx::mbarrier_wait(smem.kv_full(), tile % 2);
     Warpgroup warpgroup(args, block, smem, rank, index);
+    ptx::mbarrier_wait(warpgroup.keys_full(), tile % 2);
     walk_all(warpgroup);
     index = warpgroup.index;
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.kv_empty());
+    const bool is_released = Warpgroup::kReleasesEarly && block.steps.total() > 0;
+    if (!is_released && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(warpgroup.keys_empty());
     store(block, warpgroup, block.n_block * Traits::kTile.block_n + rank * Traits::kKeys + threadIdx.x / 32 % 4 * 16);
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.tile_empty(tile));
   }
@@ -74,7 +80,7 @@ __global__ void FLASH_CLUSTER(2, 1, 1) __launch_bounds__(Traits::kThreads, 1)
   const int rank = int(ptx::cluster_ctarank());
   ptx::griddepcontrol_launch_dependents();
 
-  if (threadIdx.x == 0) init_pair_barriers<Traits>(smem);
+  if (threadIdx.x == 0) init_pair_barriers<Traits>(smem, args.p);
   __syncthreads();
   ptx::barrier_cluster_arrive();  // no block may arrive at the other's barriers before
   ptx::barrier_cluster_wait();

@@ -21,6 +21,9 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     for (int i = 0; i < Traits::kHeadDim / 2; i++) acc_dk[i] = 0.f;
   }
 
+  __device__ __forceinline__ uint32_t keys_full() const { return smem.v_full(); }
+  __device__ __forceinline__ uint32_t keys_empty() const { return smem.v_empty(); }
+
   // The slot holds dS: to the dQ warpgroups of both blocks. The other block's copy of the slot is free when this one
   // is.
   __device__ __forceinline__ void hand_over() {
@@ -52,14 +55,15 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     if constexpr (!Traits::kAhead) issue_first(acc_dp, m_block);
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dp);
+    this->release_keys(keys_empty());
     this->release_dout(index);
     this->wait_q();
     Stats delta;
     delta.template load<1>(smem.stats(this->stage()));
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     const uint32_t address = transposed_address(smem.slot(this->slot()));
-    const float dropout_scale = Traits::kGeneral ? 1.f / (1.f - args.p.dropout_p) : 1.f;
-    score_gradients<T, Traits::kGeneral, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
+    const float dropout_scale = Traits::kMayDrop ? 1.f / (1.f - args.p.dropout_p) : 1.f;
+    score_gradients<T, Traits::kMayDrop, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
       if (i % 8 == 0) ptx::ldmatrix_x4_trans(p, address + i / 8 * 16 * 128);
       return unpack2(p[i / 2 % 4], T());
     });
@@ -76,6 +80,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
 
   __device__ __forceinline__ void skip(Scores& carried) {
     if constexpr (Traits::kAhead) ptx::wgmma_wait_group<0>();
+    this->release_keys(keys_empty());
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     hand_over();
     this->wait_dout();

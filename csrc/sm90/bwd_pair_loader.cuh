@@ -4,10 +4,28 @@
 
 #include "../ptx/cluster.cuh"
 #include "../ptx/griddep.cuh"
+#include "bwd_helper.cuh"
 #include "bwd_loader.cuh"
 #include "bwd_pair_loads.cuh"
 
 namespace flash::sm90 {
+
+// What the helper of a thread block works with.
+template <class Traits>
+struct PairHelperPlace {
+  const BwdPairSmem<Traits> smem;
+  const int half;  // of the pair's keys
+
+  __device__ int first_key(const BwdBlock& block) const {
+    return block.n_block * Traits::kTile.block_n + half * Traits::kKeys;
+  }
+  __device__ uint32_t kept(int stage) const { return smem.kept(stage); }
+  __device__ uint32_t full(int stage) const { return smem.q_full(stage); }
+  __device__ uint32_t empty(int stage) const { return smem.q_empty(stage); }
+  __device__ uint32_t ds(int slot) const { return smem.slot(slot); }
+  __device__ uint32_t ds_full(int slot) const { return smem.ds_full(slot); }
+  __device__ uint32_t ds_empty(int slot) const { return smem.slot_empty(slot); }
+};
 
 template <class Traits>
 struct PairLoader {
@@ -81,15 +99,17 @@ struct PairLoader {
     for (int tile = 0;; tile++) {
       const BwdBlock& block = wait_for_tile(smem, shared, tile);
       if (block.empty) break;
-      ptx::mbarrier_wait(smem.kv_empty(), tile % 2 ^ 1);
-      load_pair_keys<Traits>(args, block, smem, rank);
+      load_pair_keys<Traits>(args, block, smem, rank, tile % 2 ^ 1);
       ptx::mbarrier_arrive(smem.tile_empty(tile));
     }
   }
 
-  // By one thread of each warp.
+  // By one thread of each warp; the fourth one may be a helper.
   __device__ __forceinline__ void run() const {
     const int warp = threadIdx.x / 32 % 4;
+    if constexpr (Traits::kMayBias || Traits::kMayDrop)
+      if (warp == 3 && HelperTasks::of<Traits>(args.p).any())
+        return run_helper<Traits>(args, PairHelperPlace<Traits>{smem, rank}, shared);
     if (threadIdx.x % 32 != 0) return;
     if (warp == 0) run_q();
     if (warp == 1) run_dout();

@@ -7,20 +7,27 @@
 
 namespace flash::sm90 {
 
+// K, V and the halves of K that dQ needs, in the order in which the last tile's are done with. `parity`: of the waits
+// for them.
 template <class Traits>
 __device__ __forceinline__ void load_pair_keys(const BwdArgs& args, const BwdKeys& block, BwdPairSmem<Traits> smem,
-                                               int rank) {
+                                               int rank, uint32_t parity) {
   constexpr int kPanel = Traits::kPanelBytes;
   constexpr int kHalves = Traits::kHalfPanels * (Traits::kHalfIsPanels ? 1 : 2);
   const int first = int(block.seq.k0) + block.n_block * Traits::kTile.block_n;
   const int own = first + rank * Traits::kKeys, peer = first + (rank ^ 1) * Traits::kKeys;
   const int batch = args.p.cu_seqlens_k ? 0 : block.batch;
   const int k_head = block.head_kv * args.step_k.head, k_batch = batch * args.step_k.batch;
-  const uint32_t bar = smem.kv_full();
-  ptx::mbarrier_arrive_expect_tx(bar, (Traits::kPanels + Traits::kPanelsV + kHalves) * kPanel);
-  load_tile<Traits::kPanels>(smem.k(), kPanel, &args.map_k, bar, own, k_head, k_batch);
-  load_tile<Traits::kPanelsV>(smem.v(), kPanel, &args.map_v, bar, own, block.head_kv * args.step_v.head,
+  ptx::mbarrier_wait(smem.k_empty(), parity);
+  ptx::mbarrier_arrive_expect_tx(smem.k_full(), Traits::kPanels * kPanel);
+  load_tile<Traits::kPanels>(smem.k(), kPanel, &args.map_k, smem.k_full(), own, k_head, k_batch);
+  ptx::mbarrier_wait(smem.v_empty(), parity);
+  ptx::mbarrier_arrive_expect_tx(smem.v_full(), Traits::kPanelsV * kPanel);
+  load_tile<Traits::kPanelsV>(smem.v(), kPanel, &args.map_v, smem.v_full(), own, block.head_kv * args.step_v.head,
                               batch * args.step_v.batch);
+  const uint32_t bar = smem.half_full();
+  ptx::mbarrier_wait(smem.half_empty(), parity);
+  ptx::mbarrier_arrive_expect_tx(bar, kHalves * kPanel);
 #pragma unroll
   for (int i = 0; i < Traits::kHalfPanels; i++) {
     const int column = rank * Traits::kHalf + 64 * i;

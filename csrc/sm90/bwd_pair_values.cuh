@@ -21,32 +21,31 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     for (int i = 0; i < Traits::kHeadDimV / 2; i++) acc_dv[i] = 0.f;
   }
 
+  __device__ __forceinline__ uint32_t keys_full() const { return smem.k_full(); }
+  __device__ __forceinline__ uint32_t keys_empty() const { return smem.k_empty(); }
+
   // P, in general variants times d score / d S and negative where dropped, goes to warpgroup 1.
   __device__ __forceinline__ void wait_slot() {
     ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
   }
   __device__ __forceinline__ void hand_over() {
-    ptx::fence_proxy_async();  // of hidden tiles warpgroup 1 leaves the zeros as they are
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.p_full(this->slot()));
   }
 
+  template <bool kMasked>
   __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, const Stats& lse, int first_query) {
-    const GeneralScores general{args.p, block.band, block.batch, block.head_kv * block.steps.group + this->head};
-    const uint32_t visible = general.visible_entries<kBlockM>(this->key(), first_query);
-    const uint32_t kept = general.kept_entries<kBlockM>(this->key(), first_query);
+    const GeneralScores<T, Traits::kOption> general(args, block, block.head_kv * block.steps.group + this->head,
+                                                    this->key(), first_query, 0, smem.kept(this->stage()));
+    const VisibleQueries visible = VisibleQueries::of(block.band, this->key(), first_query);
     const uint32_t address = transposed_address(smem.slot(this->slot()));
-    uint32_t factor[4];
 #pragma unroll
-    for (int g = 0; g < kBlockM / 8; g++) {
-      uint32_t packed[2];
-      general.exponentials<T>(acc_s, packed, g, lse.of[g], this->key(), first_query, visible, kept);
+    for (int c = 0; c < kBlockM / 16; c++) {
+      general.template exponentials<kMasked>(acc_s + 8 * c, p[c], lse, visible, c);
+      uint32_t factor[4];
 #pragma unroll
-      for (int r = 0; r < 2; r++) {
-        p[g / 2][g % 2 * 2 + r] = packed[r];
-        factor[g % 2 * 2 + r] = pack2<T>(acc_s[4 * g + 2 * r], acc_s[4 * g + 2 * r + 1]);
-      }
-      if (g % 2 == 1) ptx::stmatrix_x4_trans(address + g / 2 * 16 * 128, factor);
+      for (int j = 0; j < 4; j++) factor[j] = pack2<T>(acc_s[8 * c + 2 * j], acc_s[8 * c + 2 * j + 1]);
+      ptx::stmatrix_x4_trans(address + c * 16 * 128, factor);
     }
   }
 
@@ -68,10 +67,11 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     lse.template load<0>(smem.stats(this->stage()));
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_s);
+    this->release_keys(keys_empty());
     const int first_query = m_block * kBlockM + threadIdx.x % 4 * 2;
     if constexpr (Traits::kGeneral) {
       wait_slot();
-      make_general_p(acc_s, p, lse, first_query);
+      make_general_p<kMasked>(acc_s, p, lse, first_query);
     } else {
       exponentials(acc_s, lse, args.p.softmax_scale * kLog2e);
       if constexpr (kMasked) hide(acc_s, VisibleQueries::of(block.band, this->key(), first_query));
@@ -93,9 +93,11 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
 
   __device__ __forceinline__ void skip(Scores& carried) {
     if constexpr (Traits::kAhead) ptx::wgmma_wait_group<0>();
+    this->release_keys(keys_empty());
     const Fragments zeros = {};
     wait_slot();
     store_transposed(smem.slot(this->slot()), zeros);
+    ptx::fence_proxy_async();  // warpgroup 1 leaves them as they are
     hand_over();
     this->wait_q();
     this->release_q(index);

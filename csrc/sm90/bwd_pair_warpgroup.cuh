@@ -74,6 +74,13 @@ struct PairWarpgroup {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.dout_empty(step % Traits::kStages));
   }
 
+  // In the last step of a tile, when this warp has read its keys: the next tile's may come. Where the dQ warpgroup
+  // needs them too they are released with the tile.
+  static constexpr bool kReleasesEarly = !Traits::kHalfIsPanels;
+  __device__ __forceinline__ void release_keys(uint32_t bar) {
+    if (kReleasesEarly && index + 1 == end && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(bar);
+  }
+
   // Queries beyond the segment: both warpgroups write the zeros, so that neither has to wait for the other.
   __device__ __forceinline__ void clear_foreign_queries(int barrier, int m_block) {
     if (m_block != block.foreign_m) return;
@@ -117,10 +124,8 @@ __device__ __forceinline__ void walk_all(Warpgroup& warpgroup) {
   for (warpgroup.head = 0; warpgroup.head < block.steps.group; warpgroup.head++) {
     warpgroup.m_block = begin;
     walk<Visit::kSkip>(warpgroup, carried, min_of(mine.begin, end));
-    if constexpr (!Warpgroup::kGeneral) {  // whose every step masks
-      walk<Visit::kMasked>(warpgroup, carried, mine.full_begin);
-      walk<Visit::kFull>(warpgroup, carried, mine.full_end);
-    }
+    walk<Visit::kMasked>(warpgroup, carried, mine.full_begin);
+    walk<Visit::kFull>(warpgroup, carried, mine.full_end);
     walk<Visit::kMasked>(warpgroup, carried, mine.end);
     walk<Visit::kSkip>(warpgroup, carried, end);
   }

@@ -25,13 +25,10 @@ void set_maps(FwdArgs& a) {
                             Traits::kBlockN, "k");
   a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
                             Traits::kBlockN, "v");
-  const Strided bias{const_cast<void*>(p.bias.ptr), p.bias.batch, p.bias.row, p.bias.head};  // one bias per segment
-  a.copies_bias = Traits::kTile.bias_stages > 0 && p.bias.ptr != nullptr && !p.bias.is_f32 && p.bias.col == 1 &&
-                  (p.bias.row != 0 || p.seqlen_q == 1) && ptx::tma_can_read(bias, 2);
-  if (a.copies_bias)
-    a.map_bias = ptx::tensor_map(bias, {p.seqlen_q, p.num_heads, p.batch, p.seqlen_k}, p.dtype, 64, "attn_bias");
-  a.bias_batch_step = ptx::coordinate_step(bias.batch);
-  a.bias_head_step = ptx::coordinate_step(bias.head);
+  a.copies_bias = Traits::kTile.bias_stages > 0 && can_copy_bias(p);
+  if (a.copies_bias) a.map_bias = bias_map(p);
+  a.bias_batch_step = ptx::coordinate_step(p.bias.batch);
+  a.bias_head_step = ptx::coordinate_step(p.bias.head);
   a.zero_v_tail = packed_k || p.seqused_k != nullptr || p.total_k == 0;
   a.q_batch_step = ptx::coordinate_step(p.q.batch);
   a.q_head_step = ptx::coordinate_step(p.q.head);
@@ -61,14 +58,6 @@ int64_t set_order(FwdArgs& a) {
              longest_first};
   a.num_tiles = int(heads) * m_blocks;
   return a.num_tiles;
-}
-
-// The call's only option, if there is a loop for it.
-inline Option option_of(const FwdParams& p, bool copies_bias) {
-  const bool has[] = {p.softcap != 0.f, p.alibi_slopes != nullptr, p.bias.ptr != nullptr, p.dropout_p != 0.f};
-  if (has[0] + has[1] + has[2] + has[3] != 1 || !(p.softmax_scale > 0.f)) return Option::kAny;
-  if (has[2]) return copies_bias ? Option::kBias : Option::kAny;
-  return has[0] ? Option::kSoftcap : has[1] ? Option::kAlibi : Option::kDropout;
 }
 
 inline void check_sizes(const FwdParams& p) {

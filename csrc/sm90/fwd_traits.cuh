@@ -5,13 +5,10 @@
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/tensor_map.h"
 #include "fwd_tile.h"
+#include "option.h"
 #include "tile_order.h"
 
 namespace flash::sm90 {
-
-// Up to head_dim 128 a general variant has a loop of its own for each option alone, and one for all together: jumps
-// over the code of the others cost 2 to 12 % at head_dim 64 (bench/NOTES.md).
-enum class Option : uint8_t { kAny, kSoftcap, kAlibi, kBias, kDropout };  // kBias: by the copy engine
 
 struct FwdArgs;
 

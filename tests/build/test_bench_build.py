@@ -50,3 +50,4 @@ def test_kernels_of_the_visible_list_may_spill_as_much_as_it_says(tmp_path, monk
 def test_names_are_short():
     name = "void flash::(anonymous namespace)::fwd_kernel<flash::Traits<(flash::DType)2, 128> >(flash::FwdParams)"
     assert bench_build.short(name) == "fwd_kernel<Traits<2, 128>>"
+    assert bench_build.short("void f<flash::T<true, (flash::sm90::Option)4> >(int)") == "f<T<true, 4>>"

@@ -150,6 +150,33 @@ void test_steps() {
 }
 
 // What the kernels assume of the numbers.
+// Every entry of a tile finds its bit where the warp that makes them put it.
+void test_kept_bits() {
+  std::mt19937 random(4);
+  bool kept[64][64];  // [key][query]
+  for (auto& row : kept)
+    for (bool& x : row) x = random() % 2;
+  uint32_t words[128];
+  for (int lane = 0; lane < 32; lane++) {
+    uint32_t bits[2][2] = {};
+    for (int group = 0; group < 8; group++)
+      for (int c = 0; c < 2; c++)
+        for (int i = 0; i < 4; i++)
+          for (int of_pair = 0; of_pair < 2; of_pair++) {
+            uint32_t& word = bits[i / 2][of_pair];
+            word = word << 1 | kept[kept_key(lane) + 8 * i + of_pair][kept_query(lane) + 8 * group + c];
+          }
+    for (int warp = 0; warp < 2; warp++)
+      for (int of_pair = 0; of_pair < 2; of_pair++) words[kept_thread(lane, warp, of_pair)] = bits[warp][of_pair];
+  }
+  for (int thread = 0; thread < 128; thread++)
+    for (int i = 0; i < 32; i++) {
+      const int key = thread / 32 * 16 + thread % 32 / 4 + 8 * (i / 2 % 2),
+                query = 8 * (i / 4) + 2 * (thread % 4) + i % 2;
+      EXPECT(((words[thread] & kept_bit(i)) != 0) == kept[key][query], "thread ", thread, " entry ", i);
+    }
+}
+
 void test_tiles() {
   for (const Key& key : kInstances) {
     if (key.pass != Pass::kBwd || key.arch != Arch::kSm90) continue;
@@ -172,6 +199,7 @@ int main() {
   test_exact_sum();
   test_visible_keys();
   test_steps();
+  test_kept_bits();
   test_tiles();
   return flash::test::finish("sm90 bwd");
 }

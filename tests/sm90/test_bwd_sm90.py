@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from problems import DTYPES, HEAD_DIMS, cumulated, problem, rand
+from problems import DTYPES, HEAD_DIMS, cumulated, packed_problem, problem, rand
 
 import flash_ext
 from flash_ext.testing import Problem, check, poison
@@ -43,6 +43,42 @@ def test_general(extra, head_dim, dtype):
     }
     chosen = {k: v for name, o in options.items() if extra in (name, "all") for k, v in o.items()}
     check(problem(150, 200, (head_dim, head_dim), (4, 2), dtype, causal=True, **chosen), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("keys", [208, 211])
+@pytest.mark.parametrize("shape", ["bhqk", "hqk", "qk", "bk", "hq"])
+def test_gradient_of_bias(shape, keys, head_dim):
+    """Added up by the main kernel where the bias has rows and columns, by the portable one else; bias of 208 keys is
+    copied, of 211 not."""
+    sizes = {"b": 2, "h": 4, "q": 150, "k": keys}
+    bias = rand(*(sizes[letter] if letter in shape else 1 for letter in "bhqk"))
+    for options in ({}, {"causal": True}, {"window_size": (60, 20)}, {"deterministic": True}):
+        check(problem(150, keys, (head_dim, head_dim), (4, 2), attn_bias=bias, **options), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    "options", [{"softcap": 30.0}, {"softcap": 0.5}, {"dropout_p": 0.5}, {"softcap": 2.0, "dropout_p": 0.1}], ids=str
+)
+def test_options_of_many_tiles(options, head_dim):
+    """What one tile leaves behind must not reach the next one: dropout's bits, the factor that waits in a dS tile."""
+    with poison():
+        check(problem(300, 1000, (head_dim, head_dim), (24, 12), causal=True, **options), "sm90")
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("option", ["softcap", "alibi_slopes", "attn_bias", "dropout_p"])
+def test_options_of_packed_segments(option, head_dim):
+    lengths = [1, 100, 0, 65, 200], [30, 130, 40, 65, 200]
+    values = {
+        "softcap": 4.0,
+        "alibi_slopes": torch.rand(5, 4, device="cuda") - 0.3,
+        "attn_bias": rand(5, 1, 200, 200),
+        "dropout_p": 0.3,
+    }
+    with poison():
+        check(packed_problem(*lengths, head_dim, tail=20, causal=True, **{option: values[option]}), "sm90")
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
