@@ -1,5 +1,6 @@
-// fence: shared memory written by ordinary stores and then read by wgmma or the copy engine needs fence_proxy_async by
-// the writers, then a barrier. Memory filled by the copy engine needs only the wait on its mbarrier.
+// fence: shared memory written by ordinary stores and then read by wgmma or the copy engine needs fence_proxy_async
+// between the two: by the writers and then a barrier, or behind the barrier by who starts the reading. Memory filled by
+// the copy engine needs only the wait on its mbarrier.
 #pragma once
 
 namespace flash::ptx {

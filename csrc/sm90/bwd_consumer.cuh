@@ -128,9 +128,8 @@ struct MainWarpgroup {
     const int slot = this->slot();
     ptx::mbarrier_wait(smem.ds_empty(slot), phase_of<Traits::kDsStages>(index) ^ 1);
     store_transposed(smem.ds(slot) + warpgroup * kBlockM * 128, ds);
-    ptx::fence_proxy_async();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.ds_full(slot));
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.ds_full(slot));  // the dQ warpgroup has the proxy fence
   }
 
   // Queries beyond the segment in the stage's tiles: rows of the next segment, or behind the last one.

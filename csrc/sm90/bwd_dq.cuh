@@ -86,6 +86,9 @@ __device__ __forceinline__ void add_tile_to_dq(const BwdArgs& args, const BwdBlo
       const int my_band = m * (kBlockM / kBandRows) + warp;
       const DqBand dq = DqBand::of(args, band0 + min_of(my_band, bands - 1));
       ptx::mbarrier_wait(smem.ds_full(slot), phase_of<Traits::kDsStages>(index));
+      // For dS, of which wgmma is the only reader through this proxy: here it waits for nothing, while each main warp
+      // would wait until its own stores are done (3 %).
+      ptx::fence_proxy_async();
       const ptx::Descriptor a = ptx::Descriptor::of(smem.ds(slot)).opaque(), b = k.opaque();
 #pragma unroll
       for (int piece = 0; piece < kPieces; piece++) {

@@ -81,6 +81,7 @@ __device__ __forceinline__ void run_helper(const BwdArgs& args, Place place, uin
               p.dbias, place.ds(slot),
               block.batch * p.dbias.batch + (head0 + last.head) * p.dbias.head + query * p.dbias.row + first_key,
               block.seq.seqlen_q - query, block.seq.seqlen_k - first_key, typename Traits::T());
+        ptx::fence_proxy_async();  // a pair's slot is filled by the copy engine next
         __syncwarp();
         if (is_first_lane) ptx::mbarrier_arrive(place.ds_empty(slot));
       }

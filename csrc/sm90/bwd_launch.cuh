@@ -166,7 +166,8 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   using T = typename Traits::T;
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
-  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, false, Traits::kMayBias);
+  const bool copies_bias = Traits::kMayBias && can_copy_bias(p);
+  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, copies_bias, Traits::kMayBias);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T>(args, s);
@@ -219,9 +220,7 @@ struct BwdPairSm90 {
   using Traits = BwdPairTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kGeneral, kOption>;
   static void bwd(const BwdParams& p, Stream stream) {
     if constexpr (kGeneral)
-      with_option(p, false, [&]<Option kOption>() {
-        if constexpr (kOption != Option::kBias) launch_bwd_pair<Traits<kOption>>(p, stream);  // which nothing copies
-      });
+      with_option(p, can_copy_bias(p), [&]<Option kOption>() { launch_bwd_pair<Traits<kOption>>(p, stream); });
     else
       launch_bwd_pair<Traits<Option::kAny>>(p, stream);
   }

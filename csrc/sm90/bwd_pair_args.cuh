@@ -11,8 +11,8 @@ struct BwdPairTraits {
   using T = Element<kDType>;
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr bool kGeneral = kGeneral_;
-  static constexpr Option kOption = kOption_;  // of a general variant; shared memory has no room for copies of bias
-  static constexpr bool kMayBias = kGeneral && kOption == Option::kAny;
+  static constexpr Option kOption = kOption_;  // of a general variant
+  static constexpr bool kMayBias = kGeneral && (kOption == Option::kAny || kOption == Option::kBias);
   static constexpr bool kMayDrop = kGeneral && (kOption == Option::kAny || kOption == Option::kDropout);
   static constexpr BwdTile kTile = bwd_tile(kHeadDim);
   static constexpr int kBlockM = kTile.block_m;
@@ -51,10 +51,11 @@ struct BwdPairTraits {
 //   q_empty      8 warps of these                           query loader, helper                        parity 1
 //   dout_full    1 + bytes of dO                            warpgroups 0 (dV), 1 (dP)                   parity 0
 //   dout_empty   8 warps of these                           dO loader                                   parity 1
+//   bias_full    1 + bytes of bias, copied into the slot    warpgroup 0, instead of slot_empty          parity 0
 //   p_full       4 warps of warpgroup 0                     warpgroup 1                                 parity 0
 //   ds_full      4 warps of warpgroup 1                     warpgroup 2, helper; the last arrival sends dS to the other
 //   block peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
-//   slot_empty   4 + 4 remote warps of the warpgroups 2,    warpgroup 0                                 parity 1
+//   slot_empty   4 + 4 remote warps of the warpgroups 2,    warpgroup 0, or the loader of bias          parity 1
 //                the helper, if it adds to dbias
 template <class Traits>
 struct BwdPairSmem {
@@ -73,7 +74,7 @@ struct BwdPairSmem {
   static constexpr int kKept = kStats + kStages * Traits::kStatsBytes;
   static constexpr int kBarriers = kKept + kStages * Traits::kKeptBytes;
   static constexpr int kTiles = 2;
-  static constexpr int kClaim = kBarriers + 8 * (2 * kTiles + 8 + 4 * kStages + 4 * kDsStages);
+  static constexpr int kClaim = kBarriers + 8 * (2 * kTiles + 8 + 4 * kStages + 5 * kDsStages);
   static constexpr int kBlocks = kClaim + 16;
   static constexpr int kBytes = kBlocks + kTiles * int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
@@ -84,7 +85,7 @@ struct BwdPairSmem {
   __device__ uint32_t own_k() const { return base + kOwnK; }    // [kHalfPanels][64][64]
   __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kPanels * kPanel; }  // [kPanels][64][64]
   __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kPanelsV * kPanel; }
-  __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }      // P, then dS: [kBlockM][64]
+  __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }      // bias, P, then dS: [kBlockM][64]
   __device__ uint32_t peer_ds(int i) const { return base + kPeerDs + i * kPanel; }  // [kBlockM][64]
   __device__ uint32_t stats(int stage) const {
     return base + kStats + stage * Traits::kStatsBytes;
@@ -110,6 +111,7 @@ struct BwdPairSmem {
   __device__ uint32_t ds_full(int i) const { return q_full(4 * kStages + kDsStages + i); }
   __device__ uint32_t peer_full(int i) const { return q_full(4 * kStages + 2 * kDsStages + i); }
   __device__ uint32_t slot_empty(int i) const { return q_full(4 * kStages + 3 * kDsStages + i); }
+  __device__ uint32_t bias_full(int i) const { return q_full(4 * kStages + 4 * kDsStages + i); }
 };
 
 }  // namespace flash::sm90

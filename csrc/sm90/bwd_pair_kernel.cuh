@@ -44,6 +44,7 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
     ptx::mbarrier_init(smem.p_full(i), 4);
     ptx::mbarrier_init(smem.ds_full(i), 4);
     ptx::mbarrier_init(smem.peer_full(i), 1);
+    ptx::mbarrier_init(smem.bias_full(i), 1);
     ptx::mbarrier_init(smem.slot_empty(i), 8 + tasks.adds_dbias);
   }
   ptx::fence_mbarrier_init();

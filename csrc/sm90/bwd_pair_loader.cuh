@@ -1,5 +1,6 @@
 // The producer warpgroup of each thread block of a pair: one warp claims tiles of keys, says to the others what they
-// are, and copies Q of their steps; one copies dO, one K and V. All run ahead across tiles as far as there is room.
+// are, and copies Q of their steps; one copies dO, one K, V and bias. All run ahead across tiles as far as there is
+// room.
 #pragma once
 
 #include "../ptx/cluster.cuh"
@@ -95,12 +96,30 @@ struct PairLoader {
   }
 
   __device__ __forceinline__ void run_keys() const {
+    int index = 0;
 #pragma unroll 1
     for (int tile = 0;; tile++) {
       const BwdBlock& block = wait_for_tile(smem, shared, tile);
       if (block.empty) break;
       load_pair_keys<Traits>(args, block, smem, rank, tile % 2 ^ 1);
+      if constexpr (Traits::kMayBias)
+        if (args.copies_bias) run_bias(block, index);
       ptx::mbarrier_arrive(smem.tile_empty(tile));
+    }
+  }
+
+  // Bias of a tile's steps, each into the slot that P will take.
+  __device__ __forceinline__ void run_bias(const BwdBlock& block, int& index) const {
+    const int first_key = block.n_block * Traits::kTile.block_n + rank * Traits::kKeys;
+    const int end = index + block.steps.total();
+    BwdSteps::Step step{block.steps.begin, 0};
+#pragma unroll 1
+    for (; index < end; index++, step = block.steps.ahead(step, 1)) {
+      const int slot = index % Traits::kDsStages, head = block.head_kv * block.steps.group + step.head;
+      ptx::mbarrier_wait_cluster(smem.slot_empty(slot), phase_of<Traits::kDsStages>(index) ^ 1);
+      ptx::mbarrier_arrive_expect_tx(smem.bias_full(slot), Traits::kPanelBytes);
+      ptx::tma_load(smem.slot(slot), &args.map_bias, smem.bias_full(slot), first_key, step.m_block * Traits::kBlockM,
+                    head * args.step_bias.head, block.batch * args.step_bias.batch);
     }
   }
 

@@ -26,7 +26,10 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
 
   // P, in general variants times d score / d S and negative where dropped, goes to warpgroup 1.
   __device__ __forceinline__ void wait_slot() {
-    ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
+    if (Traits::kMayBias && args.copies_bias)  // bias has come into it
+      ptx::mbarrier_wait(smem.bias_full(this->slot()), this->slot_phase());
+    else
+      ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
   }
   __device__ __forceinline__ void hand_over() {
     __syncwarp();
@@ -35,10 +38,10 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
 
   template <bool kMasked>
   __device__ __forceinline__ void make_general_p(Scores& acc_s, Fragments& p, const Stats& lse, int first_query) {
+    const uint32_t address = transposed_address(smem.slot(this->slot()));  // where bias was, P comes
     const GeneralScores<T, Traits::kOption> general(args, block, block.head_kv * block.steps.group + this->head,
-                                                    this->key(), first_query, 0, smem.kept(this->stage()));
+                                                    this->key(), first_query, address, smem.kept(this->stage()));
     const VisibleQueries visible = VisibleQueries::of(block.band, this->key(), first_query);
-    const uint32_t address = transposed_address(smem.slot(this->slot()));
 #pragma unroll
     for (int c = 0; c < kBlockM / 16; c++) {
       general.template exponentials<kMasked>(acc_s + 8 * c, p[c], lse, visible, c);
