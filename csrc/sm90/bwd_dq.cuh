@@ -26,32 +26,49 @@ struct DqBand {
     return b;
   }
 
-  // acc: 16 rows x 2 kCount columns, from group `first` of eight columns on; only `groups` of them exist. The usual
-  // case has no branches: until the last addition is issued the next product cannot start.
-  template <int kCount>
-  __device__ __forceinline__ void add(const BwdArgs& args, float (&acc)[kCount], int first, int groups) const {
-    float* const at = dst + first * 128;
-    if (args.p.deterministic) {
-      if (signbit(scale0)) {
-        int32_t* const sums = reinterpret_cast<int32_t*>(at) - threadIdx.x % 32 * 3;
-#pragma unroll
-        for (int g = 0; g < kCount / 4; g++)
-          if (first + g < groups) add_integers(sums + g * 128, acc + 4 * g, -scale0, -scale1);
-        return;
-      }
-#pragma unroll
-      for (int i = 0; i < kCount; i++) acc[i] = round_to_unit(acc[i], i % 4 < 2 ? scale0 : scale1);
+  // Four numbers of eight columns. Rounding comes right before its addition: the next ones are rounded while this one
+  // waits in the queue of additions.
+  template <bool kExact>
+  __device__ __forceinline__ void add_group(float* at, float* x) const {
+    if constexpr (kExact) {
+      x[0] = round_to_unit(x[0], scale0), x[1] = round_to_unit(x[1], scale0);
+      x[2] = round_to_unit(x[2], scale1), x[3] = round_to_unit(x[3], scale1);
     }
-    if (first + kCount / 4 <= groups) {
+    ptx::red_add_v4(at, x[0], x[1], x[2], x[3]);
+  }
+
+  // Of kCount / 4 groups only `groups` exist. The usual case has no branches: until the last addition is issued the
+  // next product cannot start.
+  template <bool kExact, int kCount>
+  __device__ __forceinline__ void add_floats(float* at, float (&acc)[kCount], int groups) const {
+    if (kCount / 4 <= groups) {
 #pragma unroll
-      for (int g = 0; g < kCount / 4; g++)
-        ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+      for (int g = 0; g < kCount / 4; g++) add_group<kExact>(at + g * 128, acc + 4 * g);
       return;
     }
 #pragma unroll
     for (int g = 0; g < kCount / 4; g++) {
-      if (first + g >= groups) break;
-      ptx::red_add_v4(at + g * 128, acc[4 * g], acc[4 * g + 1], acc[4 * g + 2], acc[4 * g + 3]);
+      if (g >= groups) break;
+      add_group<kExact>(at + g * 128, acc + 4 * g);
+    }
+  }
+
+  // acc: 16 rows x 2 kCount columns, from group `first` of eight columns on, of `groups` that exist.
+  template <int kCount>
+  __device__ __forceinline__ void add(const BwdArgs& args, float (&acc)[kCount], int first, int groups) const {
+    float* const at = dst + first * 128;
+    if (!args.p.deterministic) {
+      add_floats<false>(at, acc, groups - first);
+    } else if (signbit(scale0)) {
+      int32_t* sums = reinterpret_cast<int32_t*>(at) - threadIdx.x % 32 * 3;
+#pragma unroll
+      for (int g = 0; g < kCount / 4; g++) {
+        if (first + g < groups) add_integers(sums, acc + 4 * g, -scale0, -scale1);
+        sums += 128;
+        asm volatile("" : "+l"(sums));  // one address at a time
+      }
+    } else {
+      add_floats<true>(at, acc, groups - first);
     }
   }
 };
