@@ -1,4 +1,4 @@
-// ld.acquire, st.release: a counter in global memory through which blocks hand over what they wrote.
+// ld.acquire, st.release, red.release: a counter in global memory through which blocks hand over what they wrote.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,10 @@ __device__ __forceinline__ uint32_t ld_acquire(const uint32_t* address) {
 }
 __device__ __forceinline__ void st_release(uint32_t* address, uint32_t x) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
+}
+
+__device__ __forceinline__ void red_release(uint32_t* address, uint32_t x) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
 }
 
 }  // namespace flash::ptx

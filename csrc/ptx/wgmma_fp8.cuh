@@ -19,6 +19,28 @@ __device__ __forceinline__ uint32_t pack_e4m3(float a, float b, float c, float d
   return x;
 }
 
+// Shared-memory descriptor of a K-major tile that is one k-step wide, in the 32-byte swizzle: rows of 32 bytes, one
+// after the other; in every second group of four rows the two halves are exchanged. Tiles start at multiples of 256.
+struct NarrowDescriptor {
+  uint32_t low;
+
+  __device__ __forceinline__ static NarrowDescriptor of(uint32_t address) {
+    return {((address & 0x3FFFF) >> 4) | 1u << 16};
+  }
+  __device__ __forceinline__ NarrowDescriptor operator+(int bytes) const { return {low + uint32_t(bytes >> 4)}; }
+  __device__ __forceinline__ NarrowDescriptor opaque() const {
+    uint32_t x = low;
+    asm("" : "+r"(x));
+    return {x};
+  }
+  __device__ __forceinline__ uint64_t bits() const {
+    constexpr uint32_t kHigh = 0xC0000000u | (256 >> 4);  // 256 bytes from one group of 8 rows to the next
+    uint64_t d;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(d) : "r"(low), "r"(kHigh));
+    return d;
+  }
+};
+
 // d (64 x 2 kRegs) = A B + (accumulate ? d : 0), A and B in shared memory. A is 64 x 32, B is 32 x 2 kRegs.
 template <int kRegs>
 __device__ __forceinline__ void wgmma_e4m3_ss(float (&d)[kRegs], Descriptor a, Descriptor b, bool accumulate) {
@@ -33,9 +55,9 @@ __device__ __forceinline__ void wgmma_e4m3_ss(float (&d)[kRegs], Descriptor a, D
 #undef FLASH_SS
 }
 
-// The same with A in registers.
+// The same with A in registers and B in a narrow tile.
 template <int kRegs>
-__device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[kRegs], const uint32_t (&a)[4], Descriptor b,
+__device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[kRegs], const uint32_t (&a)[4], NarrowDescriptor b,
                                               bool accumulate) {
   static_assert(kRegs % 8 == 0 && kRegs <= 128, "columns: multiples of 16 up to 256");
 #define FLASH_RS(e, n, A0, A1, A2, A3, B, P, _7, _8)                                                                   \
@@ -46,15 +68,6 @@ __device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[kRegs], const uint32_t 
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(int(accumulate)));
   FLASH_EACH_N(FLASH_RS)
 #undef FLASH_RS
-}
-
-// Eight columns.
-__device__ __forceinline__ void wgmma_e4m3_rs(float (&d)[4], const uint32_t (&a)[4], Descriptor b, bool accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %9, 0;\nwgmma.mma_async.sync.aligned.m64n8k32.f32.e4m3.e4m3 {%0,%1,%2,%3}, "
-      "{%4,%5,%6,%7}, %8, p, 1, 1;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits()), "r"(int(accumulate)));
 }
 
 }  // namespace flash::ptx

@@ -1,5 +1,4 @@
 // One block of keys of an FP8 consumer warpgroup: S = Q K^T, P = softmax(S), O += P V, with S, P and O in registers.
-// P 1 by the tensor cores divides O, so that the rounding of P is in both.
 #pragma once
 
 #include "fp8_epilogue.cuh"
@@ -19,10 +18,11 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
   static constexpr Fp8Tile kTile = Traits::kTile;
   static constexpr int kBlockN = Traits::kBlockN, kSteps = kBlockN / 32;
 
-  const ptx::Descriptor desc_q, desc_k, desc_v, desc_ones;
+  const ptx::Descriptor desc_q, desc_k;
+  const ptx::NarrowDescriptor desc_v;
   BlockRange blocks;         // of this warpgroup, inside those of the tile
   float acc_s[kBlockN / 2];  // (64, block_n)
-  Fp8Totals<Traits> totals;  // O, and the row sums of P as it is rounded
+  Fp8Totals<Traits> totals;  // O
   uint32_t p[kSteps][4];     // (64, block_n)
   Fp8Softmax<Traits> softmax;
   float scale;  // of Q K^T to scores, in the tile at hand
@@ -31,8 +31,7 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
       : Pipeline(a, s, w),
         desc_q(ptx::Descriptor::of(s.q(0, w))),
         desc_k(ptx::Descriptor::of(s.k(0))),
-        desc_v(ptx::Descriptor::of(s.v(0))),
-        desc_ones(ptx::Descriptor::of(Fp8Smem<Traits>(s).ones())) {}
+        desc_v(ptx::NarrowDescriptor::of(s.v(0))) {}
 
   __device__ __forceinline__ void begin_tile() {
     scale = args.params.softmax_scale * Descales::of(args.params, tile()).qk;
@@ -50,17 +49,15 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
     ptx::wgmma_commit_group();
   }
 
-  __device__ __forceinline__ void issue_pv(bool) {
-    const ptx::Descriptor b = (desc_v + v.stage * Traits::kVBytes).opaque();
+  __device__ __forceinline__ void issue_pv(bool first) {
+    const bool is_new = first || Traits::kTwoLevels;
+    const ptx::NarrowDescriptor b = (desc_v + v.stage * Traits::kVBytes).opaque();
     ptx::pin(totals.acc_o);
-    ptx::pin(totals.acc_sum);
     ptx::pin(p);
     ptx::wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kSteps; i++) ptx::wgmma_e4m3_rs(totals.acc_o, p[i], b + i * 32, i != 0 || !totals.o_is_new());
-#pragma unroll
     for (int i = 0; i < kSteps; i++)
-      ptx::wgmma_e4m3_rs(totals.acc_sum, p[i], desc_ones, i != 0 || !totals.sum_is_new());
+      ptx::wgmma_e4m3_rs(totals.acc_o, p[i], b + i * kUnitKeys * Traits::kHeadDimV, i != 0 || !is_new);
     ptx::wgmma_commit_group();
   }
 
@@ -69,7 +66,6 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
   __device__ __forceinline__ void finish_pv(bool release = true) {
     ptx::wgmma_wait_group<kPending>();
     ptx::pin(totals.acc_o);
-    ptx::pin(totals.acc_sum);
     ptx::pin(p);
     if (release) release_v();
     totals.add_block();
@@ -89,11 +85,12 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
   // P of the tile's first block.
   __device__ __forceinline__ void first_softmax(int n_block) {
     prepare_scores(n_block);
-    softmax.first(acc_s, p, blocks.needs_mask(n_block));
+    softmax.first(acc_s, p);
     totals.clear();
   }
 
-  // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V.
+  // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V. The maximum is
+  // found under that product; the vote on it is also what keeps the compiler from moving the wait in front of it.
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
     ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
@@ -114,60 +111,13 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
     ptx::pin(acc_s);
     release_k_and_q(n_block);
     if constexpr (kMasked || Traits::kGeneral) prepare_scores(n_block);
-    if constexpr (kMasked && !Traits::kGeneral) {
-      if constexpr (kTile.order == Order::kOverlap) finish_pv<0>();
-      exact_softmax();
-    } else if constexpr (kTile.order == Order::kOverlap) {
-      softmax_under_pv();
-    } else {
-      float block_sum[2] = {};
-      softmax_rest<0>(softmax.optimistic(), block_sum, p);
-    }
-  }
-
-  // The first steps of P are computed before the wait for P V, into registers of their own. The vote on their sums is
-  // also what keeps the compiler from moving the wait in front of them.
-  __device__ __forceinline__ void softmax_under_pv() {
-    constexpr int kEarly = kTile.early;
-    uint32_t early[kEarly > 0 ? kEarly : 1][4];
-    float block_sum[2] = {};
-    bool optimistic = softmax.optimistic();
-    if (kEarly > 0 && optimistic) {
-      softmax.template exponentials<0, kEarly>(acc_s, early, block_sum);
-      optimistic = !softmax.too_large(block_sum);
-    }
-    finish_pv<0>();
-    softmax_rest<kEarly>(optimistic, block_sum, early);
-  }
-
-  // The steps from kEarly on; the whole block with its maximum if the shift does not hold.
-  template <int kEarly, int kSize>
-  __device__ __forceinline__ void softmax_rest(bool optimistic, float (&block_sum)[2],
-                                               const uint32_t (&early)[kSize][4]) {
-    if (optimistic) {
-      if constexpr (kEarly < kSteps) {
-        softmax.template exponentials<kEarly, kSteps>(acc_s, p, block_sum);
-        optimistic = !softmax.too_large(block_sum);
-      }
-      if (optimistic) {
-        softmax.add(block_sum);
-#pragma unroll
-        for (int i = 0; i < kEarly * 4; i++) p[i / 4][i % 4] = early[i / 4][i % 4];
-      }
-    }
-    if (!optimistic) softmax.surprises += exact_softmax();
-  }
-
-  // Returns whether the shift rose.
-  __device__ __forceinline__ bool exact_softmax() {
-    float correction[2];
-    const bool rises = softmax.exact(acc_s, p, correction);
-    if (rises) totals.scale(correction);
-    return rises;
+    const typename Fp8Softmax<Traits>::Rise rise = softmax.raise(acc_s);
+    if constexpr (kTile.order == Order::kOverlap) finish_pv<0>();
+    if (rise.rises) totals.scale(rise.correction);
+    softmax.exponentials(acc_s, p);
   }
 
   __device__ __forceinline__ void store_tile(const Tile& t) {
-    totals.finish();
     store_fp8_tile<Traits>(totals, softmax, args, t, place(t));
   }
 };

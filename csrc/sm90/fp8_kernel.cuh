@@ -4,7 +4,8 @@
 #include "../ptx/griddep.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "fp8_block.cuh"
-#include "fp8_transposer.cuh"
+#include "fp8_transpose.cuh"
+#include "fp8_value_loader.cuh"
 #include "fwd_consumer.cuh"
 #include "fwd_producer.cuh"
 
@@ -16,19 +17,19 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fp8_kernel(const __grid_c
   extern __shared__ __align__(1024) uint8_t shared[];
   const Fp8Smem<Traits> smem(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the compiler learns that it is uniform
-  smem.init();
+  if (threadIdx.x == 0) smem.init_barriers();
   __syncthreads();
   ptx::griddepcontrol_launch_dependents();
-  // All that was before it may run beside the end of the kernel in front. Where that is the transposition of V, which
-  // has waited for what is in front of it, only V has to wait: the producer does.
-  if constexpr (Traits::kTransposers > 0) ptx::griddepcontrol_wait();
+  ptx::griddepcontrol_wait();
 
   if (warp < 4) {
     ptx::setmaxnreg_dec<Traits::kTile.producer_registers>();
     if (warp == 0) {
-      FwdProducer<Traits, Fp8Smem<Traits>>(args, smem).run();
-    } else if constexpr (Traits::kTransposers > 0) {
-      Fp8Transposer<Traits>(smem, warp - 1).run();
+      FwdProducer<Traits>(args, smem).run();
+    } else if (warp == 1) {
+      Fp8ValueLoader<Traits>(args, smem).run();
+    } else {
+      Fp8Transposer<Traits>(args, smem, warp - 2).run();
     }
   } else {
     ptx::setmaxnreg_inc<Traits::kTile.consumer_registers>();

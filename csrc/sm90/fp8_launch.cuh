@@ -1,4 +1,4 @@
-// Host side of the FP8 forward: transposition of V, then attention, which begins beside its end.
+// Host side of the FP8 forward.
 #pragma once
 
 #include "fp8_kernel.cuh"
@@ -7,39 +7,47 @@
 
 namespace flash::sm90 {
 
-template <class Traits>
-int64_t fp8_workspace(const FwdParams& p) {
-  if (Traits::kTransposers > 0) return 0;
-  return p.num_heads_kv * ValueTiles::of(p, Traits::kBlockN).per_head * Traits::kVBytes;
-}
+// V^T, and behind it a counter for each of its tiles and one of what is claimed.
+struct Fp8Workspace {
+  int64_t tiles, bytes_of_values;
 
-template <class Traits>
-void transpose_values(const FwdParams& p, const ValueTiles& tiles, Stream stream) {
-  FLASH_CHECK_ARG(p.num_heads_kv <= 65535, "num_heads_kv must be at most 65535, got ", p.num_heads_kv);
-  FLASH_CHECK_ARG(p.workspace != nullptr, "workspace must hold ", fp8_workspace<Traits>(p), " bytes, got nullptr");
-  launch_kernel("fp8_transpose", fp8_transpose_kernel<Traits::kHeadDimV>, true,
-                dim3(unsigned(tiles.per_head), unsigned(p.num_heads_kv)), kTransposeThreads<Traits::kHeadDimV>, 0,
-                cuda_stream(stream), p, tiles, static_cast<uint8_t*>(p.workspace));
-}
+  template <class Traits>
+  static Fp8Workspace of(const FwdParams& p) {
+    const int64_t tiles = p.num_heads_kv * ValueTiles::of(p, Traits::kBlockN).per_head;
+    return {tiles, tiles * Traits::kVBytes};
+  }
+  int64_t counters() const { return tiles + 1; }
+  int64_t bytes() const { return bytes_of_values + counters() * int64_t(sizeof(uint32_t)); }
+};
 
 template <class Traits>
 void launch_fp8(const FwdParams& p, Stream stream) {
   if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
   check_sizes(p);
+  const auto workspace = Fp8Workspace::of<Traits>(p);
+  FLASH_CHECK_ARG(p.workspace != nullptr, "workspace must hold ", workspace.bytes(), " bytes, got nullptr");
   const DeviceGuard guard(p.device);
   Fp8Args args{};
   args.params = p;
   args.group = p.num_heads / p.num_heads_kv;
   args.packed = p.packed();
-  args.value_tiles = ValueTiles::of(p, Traits::kBlockN);
-  args.values = static_cast<const uint8_t*>(p.workspace);
-  args.value_tile_bytes = Traits::kVBytes;
   set_maps<Traits>(args);
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
+  const int most_blocks = multiprocessors(p.device);
+  args.value_tiles = ValueTiles::of(p, Traits::kBlockN);
+  // As many heads together as are worked on at a time.
+  const int heads =
+      args.order.longest_first ? args.order.section : ceil_div(most_blocks, max_of(1, args.order.m_blocks));
+  args.value_units = ValueUnits::of(p, args.value_tiles, heads / args.group, Traits::kUnits);
+  args.values = static_cast<uint8_t*>(p.workspace);
+  args.values_ready = reinterpret_cast<uint32_t*>(args.values + workspace.bytes_of_values);
+  args.claimed = args.values_ready + workspace.tiles;
 
-  if constexpr (Traits::kTransposers == 0) transpose_values<Traits>(p, args.value_tiles, stream);
-  const int blocks = int(std::min<int64_t>(multiprocessors(p.device), tiles));
+  launch_kernel("fp8_begin", fp8_begin_kernel, true, dim3(unsigned((workspace.counters() + 1023) / 1024)), 1024, 0,
+                cuda_stream(stream), args.values_ready, workspace.counters());
+  // Blocks without queries turn values around all the same: with few queries that is most of the work.
+  const int blocks = int(std::min<int64_t>(most_blocks, std::max<int64_t>(tiles, args.value_units.count / 12 + 1)));
   launch_kernel("fwd_sm90_fp8", fp8_kernel<Traits>, true, dim3(blocks), Traits::kThreads, Fp8Smem<Traits>::kBytes,
                 cuda_stream(stream), args);
 }
@@ -76,7 +84,8 @@ struct FwdSm90Fp8 {
     Long::launch(p, stream);
   }
   static int64_t fwd_workspace(const FwdParams& p) {
-    return kGeneral || p.seqlen_k > kLongKeys ? 0 : fp8_workspace<Short>(p);
+    return kGeneral || p.seqlen_k > kLongKeys ? Fp8Workspace::of<typename Long::Traits>(p).bytes()
+                                              : Fp8Workspace::of<Short>(p).bytes();
   }
 };
 

@@ -1,12 +1,14 @@
-// V^T in shared memory: (head_dim_v, block_n), each row with its keys in the order in which P lies in registers.
+// V^T, in shared memory and in the workspace: tiles of block_n keys; a tile (block_n / 32, head_dim_v, 32), each 32
+// keys in the order in which P lies in registers.
 #pragma once
 
 #include "../attn/host_device.h"
 #include "../attn/seqlen.h"
+#include "tile_order.h"
 
 namespace flash::sm90 {
 
-inline constexpr int kValueRowBytes = 128;  // keys of a block, in the 128-byte swizzle
+inline constexpr int kUnitKeys = 32;  // of one k-step of P V, and of what a warp turns around at once
 
 // Inside 16 keys a row of V^T holds them in another order. The accumulator of S gives a thread, q = lane % 4, keys 2q,
 // 2q + 1, 2q + 8, 2q + 9, and the A operand of P V wants places 4q ... 4q + 3 from it: with key 8b + 2q + e at place
@@ -16,9 +18,9 @@ FLASH_HD constexpr int value_key(int place) {
   return (place & ~15) | (place & 12) >> 1 | (place & 2) << 2 | (place & 1);
 }
 
-// Byte offset of 16 places, the chunk-th of a row, in a tile.
+// Byte offset of 16 places, one of two chunks of a row, in 32 keys of a tile: the 32-byte swizzle.
 FLASH_HD constexpr int value_chunk_offset(int row, int chunk) {
-  return row * kValueRowBytes + ((chunk ^ (row % 8)) << 4);
+  return row * kUnitKeys + ((chunk ^ (row / 4 % 2)) << 4);
 }
 
 // The tiles of one key head lie one after the other: those of all sequences, each from a tile of its own. A sequence
@@ -36,8 +38,39 @@ struct ValueTiles {
 
   // First tile of a sequence whose first key is k0 (dense: 0). Segments are rounded up to whole tiles: at least
   // k / block_n + 1 tiles are between the first one of a segment of k keys and that of the next.
-  FLASH_HD int first(int batch_index, int64_t k0) const {
-    return per_sequence > 0 ? batch_index * per_sequence : int(k0 / block_n) + batch_index;
+  FLASH_HD constexpr int first(int batch_index, int k0) const {
+    return per_sequence > 0 ? batch_index * per_sequence : k0 / block_n + batch_index;
+  }
+};
+
+// V is turned around in units of 32 keys and up to 128 columns of a head, in the order in which tiles of queries need
+// them.
+struct ValueUnits {
+  static constexpr int kColumns = 128;
+
+  // Dense: of tiles, from the last of a sequence to its first, several heads together. Packed: m_blocks is 0, and tiles
+  // follow each other.
+  TileOrder order;
+  uint32_t count;
+
+  // `heads` of keys are worked on at a time.
+  FLASH_HD static ValueUnits of(const AttnParams& p, const ValueTiles& tiles, int heads, int per_tile) {
+    return {{tiles.per_sequence, p.batch * p.num_heads_kv, max_of(1, heads), true},
+            uint32_t(tiles.per_head * p.num_heads_kv * per_tile)};
+  }
+
+  // The index-th tile: its head and its number there.
+  FLASH_HD void decode(int index, int num_heads_kv, int& head, int& tile) const {
+    if (order.m_blocks == 0) {
+      tile = index / num_heads_kv;
+      head = index - tile * num_heads_kv;
+      return;
+    }
+    int n_block, sequence_head;
+    order.decode(index, n_block, sequence_head);
+    const int batch_index = sequence_head / num_heads_kv;
+    head = sequence_head - batch_index * num_heads_kv;
+    tile = batch_index * order.m_blocks + n_block;
   }
 };
 

@@ -6,13 +6,8 @@
 
 namespace flash::sm90 {
 
-// FwdTile with block_n a multiple of 32, at most 128, and early in units of 32 columns.
-struct Fp8Tile : FwdTile {
-  // After so many blocks O leaves the tensor cores' accumulators (fp8_totals.cuh), which takes registers for a second
-  // one; 0: never.
-  int total_period;
-  int raw_stages;  // blocks of V in shared memory before they are transposed; 0: another kernel transposes them
-};
+// FwdTile with block_n a multiple of 32, at most 128.
+using Fp8Tile = FwdTile;
 
 // Contexts of more keys than this are summed in two levels, and so are all of general variants.
 inline constexpr int kLongKeys = 16384;
@@ -21,13 +16,12 @@ inline constexpr int kLongKeys = 16384;
 // every column of V.
 constexpr Fp8Tile fp8_tile_default(int head_dim, bool two_levels) {
   // Two O and 128 keys of S fill the registers of two warpgroups.
-  if (two_levels)
-    return {{2, 128, head_dim <= 128 ? 4 : 3, head_dim <= 128 ? 2 : 1, Order::kOverlap, false, 0, 40, 232}, 4, 2};
+  if (two_levels) return {2, 128, head_dim <= 128 ? 4 : 3, head_dim <= 128 ? 2 : 1, Order::kOverlap, false, 0, 40, 232};
   // Exponentials take twice as long as products: three warpgroups out of step keep the special function units busy.
-  if (head_dim <= 64) return {{3, 128, 3, 2, Order::kJoint, false, 0, 32, 160}, 0, 2};
-  if (head_dim <= 128) return {{3, 96, 4, 2, Order::kOverlap, false, 0, 32, 160}, 0, 2};
-  if (head_dim <= 192) return {{2, 128, 2, 2, Order::kOverlap, true, 0, 40, 232}, 0, 0};
-  return {{2, 128, 2, 2, Order::kOverlap, true, 0, 24, 240}, 0, 0};
+  if (head_dim <= 64) return {3, 128, 3, 2, Order::kJoint, false, 0, 32, 160};
+  if (head_dim <= 128) return {3, 96, 4, 2, Order::kOverlap, false, 0, 32, 160};
+  if (head_dim <= 192) return {2, 128, 2, 2, Order::kOverlap, true, 0, 40, 232};
+  return {2, 128, 2, 2, Order::kOverlap, true, 0, 24, 240};
 }
 
 constexpr Fp8Tile fp8_tile(int head_dim, bool two_levels) {
@@ -52,9 +46,6 @@ constexpr Fp8Tile fp8_tile(int head_dim, bool two_levels) {
 #endif
 #ifdef FLASH_TUNE_FP8_PINGPONG
   t.pingpong = FLASH_TUNE_FP8_PINGPONG != 0;
-#endif
-#ifdef FLASH_TUNE_FP8_EARLY
-  t.early = FLASH_TUNE_FP8_EARLY;
 #endif
   return t;
 }

@@ -1,18 +1,14 @@
 // What an FP8 forward kernel is compiled for, its arguments and its shared memory. Barriers: fwd_traits.cuh.
 #pragma once
 
-#include "../ptx/fence.cuh"
 #include "fp8_layout.h"
 #include "fp8_tile.h"
 #include "fwd_traits.cuh"
 
 namespace flash::sm90 {
 
-struct Fp8Args;
-
 template <class Dims, bool kGeneral_, bool kTwoLevels_>
 struct Fp8Traits {
-  using Args = Fp8Args;
   static constexpr DType kDType = DType::kE4M3;
   static constexpr int kHeadDim = Dims::kHeadDim, kHeadDimV = Dims::kHeadDimV;
   static constexpr bool kGeneral = kGeneral_;  // softcap, sinks and any softmax_scale, at run time
@@ -25,31 +21,35 @@ struct Fp8Traits {
   static constexpr int kStages = kTile.kv_stages, kQStages = kTile.q_stages;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  static constexpr int kRawStages = kTile.raw_stages, kTransposers = kRawStages > 0 ? 3 : 0;
+  static constexpr int kValueLoaders = 1, kValueRows = kUnitKeys;      // keys of one copy of V
   static constexpr int kMaxSkipLeft = 1, kMaxSkipRight = kStages - 1;  // as in FwdTraits
 
   // Panels of 128 columns, 128 bytes wide; what a head dim leaves of the last one is zeros that no product reads.
   static constexpr int kPanelColumns = 128;
   static constexpr int kPanels = ceil_div(kHeadDim, 128), kPanelsV = ceil_div(kHeadDimV, 128);
   static constexpr int kQBytes = 64 * kPanels * 128;  // of one warpgroup
-  static constexpr int kKBytes = kBlockN * kPanels * 128, kVBytes = kHeadDimV * kValueRowBytes;
-  static constexpr int kRawBytes = kBlockN * kPanelsV * 128;  // V as it comes
+  static constexpr int kKBytes = kBlockN * kPanels * 128, kVBytes = kBlockN * kHeadDimV;
+
+  static constexpr int kUnits = kBlockN / kUnitKeys * kPanelsV;  // of a tile of V^T
 
   static constexpr int kRegistersAtLaunch = 65536 / kThreads / 8 * 8;
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
                 (kWarpgroups + 1) * kRegistersAtLaunch);
-  static_assert(kBlockN % 32 == 0 && kBlockN <= kValueRowBytes, "keys of a block");
+  static_assert(kBlockN % 32 == 0 && kBlockN <= 128, "keys of a block");
   static_assert(kHeadDim % 32 == 0);
 };
 
 struct Fp8Args : FwdArgs {
   ValueTiles value_tiles;
-  const uint8_t* values;  // (num_heads_kv, value_tiles.per_head, head_dim_v, 128)
-  int value_tile_bytes;
+  ValueUnits value_units;
+  uint8_t* values;         // (num_heads_kv, value_tiles.per_head, head_dim_v, 128)
+  uint32_t* values_ready;  // (num_heads_kv, value_tiles.per_head): units of each tile that are written
+  uint32_t* claimed;       // units that are claimed
 
-  __device__ __forceinline__ const uint8_t* value_tile(const Tile& t, int n_block) const {
-    const int64_t tile = t.head_kv * value_tiles.per_head + value_tiles.first(t.batch, t.k0) + n_block;
-    return values + tile * value_tile_bytes;
+  // With a constant block_n, by which is divided.
+  template <class Traits>
+  __device__ __forceinline__ ValueTiles tiles() const {
+    return {Traits::kBlockN, value_tiles.per_sequence, value_tiles.per_head};
   }
 };
 
@@ -68,42 +68,30 @@ struct Descales {
   }
 };
 
-// Barriers besides those of fwd_traits.cuh, whose v_full the transposers arrive on:
+// One more barrier than those of fwd_traits.cuh:
 //
-//   barrier        count            arrives                            waits                         first
-//   raw_full[s]    1 + bytes        producer, TMA                      transposers                   0
-//   raw_empty[s]   transposers      each warp, the block read          producer                      1
+//   barrier      count       arrives               waits              first
+//   raw_full[w]  1 + bytes   transposer w, TMA     transposer w       0
 template <class Traits>
 struct Fp8Smem : FwdSmem<Traits> {
   using Base = FwdSmem<Traits>;
-  static constexpr int kRawStages = Traits::kRawStages;
-  static constexpr int kRawFull = Base::kBytes, kRawEmpty = kRawFull + 8 * kRawStages;
-  static constexpr int kOnes =
-      round_up(kRawEmpty + 8 * kRawStages, 1024);  // (8, 128) of 1: its product with P is P's row sums
-  static constexpr int kRaw = kOnes + 1024;        // (raw_stages, panels_v, block_n, 128)
-  static constexpr int kBytes = kRaw + kRawStages * Traits::kRawBytes;
+  static constexpr int kTransposers = 2, kRawBytes = kUnitKeys * 128;  // one unit
+  static constexpr int kRawFull = Base::kBytes;
+  static constexpr int kRaw = round_up(kRawFull + 8 * kTransposers, 1024);  // (transposers, 32, 128)
+  static constexpr int kTurned = kRaw + kTransposers * kRawBytes;           // (transposers, 128, 32)
+  static constexpr int kBytes = kTurned + kTransposers * kRawBytes;
   static_assert(kBytes <= 232448, "shared memory of a block");
 
   __device__ __forceinline__ explicit Fp8Smem(uint8_t* p) : Base(p) {}
-  __device__ __forceinline__ explicit Fp8Smem(const Base& b) : Base(b) {}
 
-  __device__ __forceinline__ uint32_t ones() const { return Base::address + kOnes; }
-  __device__ __forceinline__ uint32_t raw(int stage) const { return Base::address + kRaw + stage * Traits::kRawBytes; }
-  __device__ __forceinline__ uint32_t raw_full(int stage) const { return Base::address + kRawFull + 8 * stage; }
-  __device__ __forceinline__ uint32_t raw_empty(int stage) const { return Base::address + kRawEmpty + 8 * stage; }
+  __device__ __forceinline__ uint32_t raw_full(int w) const { return Base::address + kRawFull + 8 * w; }
+  __device__ __forceinline__ uint32_t raw(int w) const { return Base::address + kRaw + w * kRawBytes; }
+  __device__ __forceinline__ uint32_t turned(int w) const { return Base::address + kTurned + w * kRawBytes; }
 
-  // By all threads; __syncthreads follows.
-  __device__ __forceinline__ void init() const {
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < kRawStages; i++) {
-        ptx::mbarrier_init(raw_full(i), 1);
-        ptx::mbarrier_init(raw_empty(i), Traits::kTransposers);
-      }
-      Base::init_barriers();
-    }
-    constexpr uint32_t kFourOnes = 0x38383838;  // e4m3
-    for (int i = threadIdx.x; i < 256; i += blockDim.x) reinterpret_cast<uint32_t*>(Base::base + kOnes)[i] = kFourOnes;
-    ptx::fence_proxy_async();
+  // By one thread; __syncthreads follows.
+  __device__ __forceinline__ void init_barriers() const {
+    for (int w = 0; w < kTransposers; w++) ptx::mbarrier_init(raw_full(w), 1);
+    Base::init_barriers();
   }
 };
 

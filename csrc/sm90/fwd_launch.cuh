@@ -24,7 +24,7 @@ void set_maps(FwdArgs& a) {
   a.map_k = ptx::tensor_map(k, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim), p.dtype,
                             Traits::kBlockN, "k");
   a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
-                            Traits::kBlockN, "v");
+                            Traits::kValueRows, "v");
   a.copies_bias = Traits::kTile.bias_stages > 0 && can_copy_bias(p);
   if (a.copies_bias) a.map_bias = bias_map(p);
   a.bias_batch_step = ptx::coordinate_step(p.bias.batch);

@@ -2,16 +2,15 @@
 #pragma once
 
 #include "../ptx/fence.cuh"
-#include "../ptx/griddep.cuh"
 #include "../ptx/tma.cuh"
 #include "fwd_scheduler.cuh"
 
 namespace flash::sm90 {
 
-template <class Traits, class Smem = FwdSmem<Traits>>
+template <class Traits>
 class FwdProducer {
  public:
-  __device__ __forceinline__ FwdProducer(const typename Traits::Args& a, const Smem& s)
+  __device__ __forceinline__ FwdProducer(const FwdArgs& a, const FwdSmem<Traits>& s)
       : args(a), smem(s), lane(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
@@ -20,6 +19,7 @@ class FwdProducer {
       ptx::prefetch_tensormap(&args.map_k);
       ptx::prefetch_tensormap(&args.map_v);
     }
+    if constexpr (Traits::kValueLoaders > 0) return load_q_and_k();
     // One stream of blocks over all tiles, K one block ahead of V: the first K of a tile is loaded before the last V of
     // the tile before it, and the tile is claimed before that.
     FwdScheduler<Traits> scheduler(args);
@@ -28,7 +28,6 @@ class FwdProducer {
     if (tile.valid()) {
       load_k(tile, blocks.end - 1);
       load_q(tile);
-      if constexpr (Traits::kDType == DType::kE4M3 && Traits::kTransposers == 0) ptx::griddepcontrol_wait();
     }
     while (tile.valid()) {
       int n_block = blocks.end - 1;
@@ -56,10 +55,28 @@ class FwdProducer {
  private:
   static constexpr int kBlockN = Traits::kBlockN;
 
-  const typename Traits::Args& args;
-  const Smem smem;
+  const FwdArgs& args;
+  const FwdSmem<Traits> smem;
   const int lane;
-  RingState q{1}, k{1}, v{1}, slot{1}, landed{0}, raw{1};
+  RingState q{1}, k{1}, v{1}, slot{1}, landed{0};
+
+  // Where another warp loads V.
+  __device__ __forceinline__ void load_q_and_k() {
+    FwdScheduler<Traits> scheduler(args);
+    for (Tile tile = scheduler.first();; tile = scheduler.next()) {
+      const BlockRange blocks = publish(tile);
+      if (!tile.valid()) break;
+      load_k(tile, blocks.end - 1);
+      load_q(tile);
+      if (blocks.count() == 1) scheduler.claim();
+#pragma unroll 1
+      for (int n_block = blocks.end - 2; n_block >= blocks.begin; n_block--) {
+        if (n_block == blocks.begin) scheduler.claim();  // the wait for a buffer hides its latency
+        load_k(tile, n_block);
+      }
+    }
+    scheduler.finish();
+  }
 
   // Tells the consumers; returns the blocks to load.
   __device__ __forceinline__ BlockRange publish(const Tile& tile) {
@@ -116,43 +133,6 @@ class FwdProducer {
   }
 
   __device__ __forceinline__ void load_v(const Tile& tile, int n_block) {
-    if constexpr (Traits::kTransposers > 0) {
-      load_raw_v(tile, n_block);
-    } else if constexpr (Traits::kDType == DType::kE4M3) {
-      load_transposed_v(tile, n_block);
-    } else {
-      load_v_rows(tile, n_block);
-    }
-  }
-
-  // 8 bit: for warps that transpose it (fp8_transposer.cuh).
-  __device__ __forceinline__ void load_raw_v(const Tile& tile, int n_block) {
-    const uint32_t full = smem.raw_full(raw.stage), buffer = smem.raw(raw.stage);
-    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.v_head_step,
-              batch = tile.batch * args.v_batch_step;
-    ptx::mbarrier_wait(smem.raw_empty(raw.stage), raw.parity);
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect_tx(full, Traits::kRawBytes);
-#pragma unroll
-      for (int panel = 0; panel < Traits::kPanelsV; panel++)
-        ptx::tma_load(buffer + panel * kBlockN * 128, &args.map_v, full, panel * 128, row, head, batch);
-    }
-    raw.template advance<Traits::kRawStages>();
-  }
-
-  // 8 bit: as another kernel has transposed it (fp8_transpose.cuh).
-  __device__ __forceinline__ void load_transposed_v(const Tile& tile, int n_block) {
-    const uint32_t full = smem.v_full(v.stage), buffer = smem.v(v.stage);
-    const uint8_t* source = args.value_tile(tile, n_block);
-    ptx::mbarrier_wait(smem.v_empty(v.stage), v.parity);
-    if (lane == 0) {
-      ptx::mbarrier_arrive_expect_tx(full, Traits::kVBytes);
-      ptx::bulk_load(buffer, source, full, Traits::kVBytes);
-    }
-    v.template advance<Traits::kStages>();
-  }
-
-  __device__ __forceinline__ void load_v_rows(const Tile& tile, int n_block) {
     const int valid = tile.seqlen_k - n_block * kBlockN;  // rows of the block that belong to the sequence
     const bool zero_tail = args.zero_v_tail && valid < kBlockN;
     const uint32_t full = zero_tail ? smem.v_landed() : smem.v_full(v.stage), buffer = smem.v(v.stage);

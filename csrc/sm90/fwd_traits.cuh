@@ -10,11 +10,8 @@
 
 namespace flash::sm90 {
 
-struct FwdArgs;
-
 template <DType kDType_, class Dims, bool kGeneral_>
 struct FwdTraits {
-  using Args = FwdArgs;
   static constexpr DType kDType = kDType_;
   using Element = flash::Element<kDType>;
   static constexpr int kHeadDim = Dims::kHeadDim, kHeadDimV = Dims::kHeadDimV;
@@ -27,7 +24,7 @@ struct FwdTraits {
   static constexpr int kStages = kTile.kv_stages, kQStages = kTile.q_stages;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  static constexpr int kTransposers = 0;  // warps between the producer and the consumers of V
+  static constexpr int kValueLoaders = 0, kValueRows = kBlockN;  // the producer loads V
 
   // A warpgroup may pass over blocks of its tile that only the other warpgroups see. More than these and it would wait
   // for a block whose load waits for the V block that it still holds.
@@ -163,7 +160,7 @@ struct FwdSmem {
     for (int i = 0; i < kStages; i++) {
       ptx::mbarrier_init(k_full(i), 1);
       ptx::mbarrier_init(k_empty(i), Traits::kConsumerWarps);
-      ptx::mbarrier_init(v_full(i), Traits::kTransposers > 0 ? Traits::kTransposers : 1);
+      ptx::mbarrier_init(v_full(i), 1);
       ptx::mbarrier_init(v_empty(i), Traits::kConsumerWarps);
     }
     ptx::mbarrier_init(v_landed(), 1);
@@ -173,7 +170,8 @@ struct FwdSmem {
     }
     for (int i = 0; i < kTileSlots; i++) {
       ptx::mbarrier_init(tile_full(i), kWarpgroups);
-      ptx::mbarrier_init(tile_empty(i), Traits::kConsumerWarps + Traits::kTransposers + (copies_bias ? kBiasWarps : 0));
+      ptx::mbarrier_init(tile_empty(i),
+                         Traits::kConsumerWarps + Traits::kValueLoaders + (copies_bias ? kBiasWarps : 0));
     }
     ptx::fence_mbarrier_init();
   }

@@ -23,6 +23,24 @@ __device__ __forceinline__ void thread_max(const float (&acc_s)[kScores], float 
   for (int r = 0; r < 2; r++) top[r] = fmaxf(m[r][0], m[r][1]);
 }
 
+// Of this thread's columns and `least`, which is not negative: as integers, three at a time. Where a NaN is among them,
+// the result is any number.
+template <int kScores>
+__device__ __forceinline__ void thread_max_from(const float (&acc_s)[kScores], const float (&least)[2],
+                                                float (&top)[2]) {
+  static_assert(kScores % 16 == 0);
+  int m[2][2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) m[r][0] = m[r][1] = __float_as_int(least[r]);
+#pragma unroll
+  for (int i = 0; i < kScores; i += 2) {
+    int& x = m[(i / 2) % 2][(i / 4) % 2];
+    x = __vimax3_s32(x, __float_as_int(acc_s[i]), __float_as_int(acc_s[i + 1]));
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) top[r] = __int_as_float(max(m[r][0], m[r][1]));
+}
+
 // Over the four threads that share rows.
 __device__ __forceinline__ void quad_max(float (&top)[2]) {
 #pragma unroll

@@ -1,6 +1,7 @@
 // Where the FP8 forward of sm_90 has V^T: the order of keys in a row, places in a tile; tiles of every row of the
 // table.
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "expect.h"
@@ -30,13 +31,13 @@ void test_order_of_keys() {
   }
 }
 
-// Bytes of a tile as the 128-byte swizzle has them: bits 4 ... 6 of the address xor bits 7 ... 9.
+// Bytes of 32 keys of a tile as the 32-byte swizzle has them: bit 4 of the address xor bit 7.
 void test_places_in_a_tile() {
   std::set<int> seen;
-  for (int row = 0; row < 64; row++)
-    for (int chunk = 0; chunk < 8; chunk++) {
-      const int plain = row * 128 + chunk * 16;
-      EXPECT(value_chunk_offset(row, chunk) == (plain ^ (plain >> 7 & 7) << 4), row, " ", chunk);
+  for (int row = 0; row < 128; row++)
+    for (int chunk = 0; chunk < 2; chunk++) {
+      const int plain = row * 32 + chunk * 16;
+      EXPECT(value_chunk_offset(row, chunk) == (plain ^ (plain >> 7 & 1) << 4), row, " ", chunk);
       EXPECT(seen.insert(value_chunk_offset(row, chunk)).second, "twice: ", row, " ", chunk);
     }
 }
@@ -75,15 +76,40 @@ void test_packed_tiles() {
   }
 }
 
+// Every tile of every head once; a dense call's from the last of a sequence to its first, `together` heads at a time.
+void test_order_of_units() {
+  AttnParams p;
+  p.batch = 3;
+  p.num_heads_kv = 4;
+  p.seqlen_k = 1000;
+  const int32_t cu[] = {0, 300, 300, 900};
+  for (const bool packed : {false, true})
+    for (const int together : {0, 1, 5, 12, 100}) {
+      p.cu_seqlens_k = packed ? cu : nullptr;
+      p.total_k = 1000;
+      const ValueTiles tiles = ValueTiles::of(p, 96);
+      const ValueUnits units = ValueUnits::of(p, tiles, together, 6);
+      EXPECT(int64_t(units.count) == tiles.per_head * 4 * 6, units.count);
+      std::set<std::pair<int, int>> seen;
+      for (int i = 0; i < int(units.count) / 6; i++) {
+        int head, tile;
+        units.decode(i, 4, head, tile);
+        EXPECT(head >= 0 && head < 4 && tile >= 0 && tile < tiles.per_head, head, " ", tile);
+        EXPECT(seen.insert({head, tile}).second, "twice: ", head, " ", tile);
+        if (!packed && i < min_of(together, 12))
+          EXPECT(tile % tiles.per_sequence == tiles.per_sequence - 1, i, ": ", tile);
+      }
+    }
+}
+
 // What must hold of tile numbers besides the static_asserts of Fp8Traits.
 void test_tile_numbers() {
   for (const Key& key : kInstances) {
     if (key.dtype != kE4M3) continue;
     for (const bool two_levels : {false, true}) {
       const Fp8Tile t = fp8_tile(key.head_dim, two_levels);
-      EXPECT((t.total_period > 0) == two_levels, key.head_dim);
-      EXPECT(t.kv_stages >= 2 && t.q_stages >= 1 && (t.raw_stages >= 1 || !two_levels), key.head_dim);
-      EXPECT(t.block_n % 32 == 0 && t.early * 32 <= t.block_n, key.head_dim);
+      EXPECT(t.kv_stages >= 2 && t.q_stages >= 1, key.head_dim);
+      EXPECT(t.block_n % 32 == 0 && t.early == 0, key.head_dim);
     }
   }
 }
@@ -95,6 +121,7 @@ int main() {
   test_places_in_a_tile();
   test_dense_tiles();
   test_packed_tiles();
+  test_order_of_units();
   test_tile_numbers();
   return flash::test::finish("sm90_fp8");
 }

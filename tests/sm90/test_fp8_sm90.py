@@ -90,6 +90,33 @@ def test_long_contexts_add_up(head_dim):
     check(problem(100, 20000, (head_dim, head_dim)))
 
 
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("amplitude", [1, 3])
+def test_error_is_that_of_rounding_p_at_its_maximum(amplitude, head_dim):
+    """The best that e4m3 can do: a row's largest P is a power of two, none is flushed that need not be, sums are exact."""
+    q, k, v = (torch.randn(1, n, 4, head_dim, device="cuda") for n in (512, 2000, 2000))
+    q, k, v = (t.to(FLOAT8) for t in (q * amplitude, k, v))
+    qe, ke, ve = (t.double().transpose(1, 2) for t in (q, k, v))
+    scores = qe @ ke.transpose(-2, -1) * head_dim**-0.5
+    p = 256 * torch.exp(scores - scores.amax(-1, keepdim=True))
+    exact = (p @ ve / p.sum(-1, keepdim=True)).transpose(1, 2)
+    rounded = (p.float().to(FLOAT8).double() @ ve / p.sum(-1, keepdim=True)).transpose(1, 2)
+    out = flash_ext.forward(q, k, v).double()
+    assert (out - exact).norm() <= 1.06 * (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_wrong_lengths_end(head_dim):
+    """cu_seqlens that overlap or run backwards give numbers without meaning, but no block waits for ever."""
+    q, k, v = (torch.randn(900, 2, head_dim, device="cuda").to(FLOAT8) for _ in range(3))
+    cu = torch.tensor([0, 300, 600, 900], dtype=torch.int32, device="cuda")
+    for wrong in ([0, 700, 100, 900], [500, 20, 5000, -7], [0, 0, 900, 900]):
+        flash_ext.flash_attn_varlen_func(
+            q, k, v, cu, torch.tensor(wrong, dtype=torch.int32, device="cuda"), max_seqlen_q=300, max_seqlen_k=900
+        )
+    torch.cuda.synchronize()
+
+
 @pytest.mark.parametrize("layout", ["heads_first", "qkv", "expanded"])
 def test_layouts(layout):
     rand = torch.randn(2, 300, 3, 2, 128, device="cuda").to(FLOAT8)
