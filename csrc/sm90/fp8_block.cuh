@@ -113,8 +113,12 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
     if constexpr (kMasked || Traits::kGeneral) prepare_scores(n_block);
     const typename Fp8Softmax<Traits>::Rise rise = softmax.raise(acc_s);
     if constexpr (kTile.order == Order::kOverlap) finish_pv<0>();
-    if (rise.rises) totals.scale(rise.correction);
-    softmax.exponentials(acc_s, p);
+    if (rise.rises) {  // two copies: the multiplications fill the gaps between the exponentials
+      totals.scale(rise.correction);
+      softmax.exponentials(acc_s, p);
+    } else {
+      softmax.exponentials(acc_s, p);
+    }
   }
 
   __device__ __forceinline__ void store_tile(const Tile& t) {
