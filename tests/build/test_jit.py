@@ -83,7 +83,7 @@ def test_flags_and_sources_for_torch_cpp_extension(monkeypatch):
     assert any(path.endswith("binding.cpp") for path in jit.sources())
 
 
-@pytest.mark.parametrize("name", ["fwd_sm90_d96", "fwd_sm90_fp8_d96", "bwd_sm90_d96", "bwd_sm90_d192"])
+@pytest.mark.parametrize("name", ["fwd_sm90_d64", "fwd_sm90_fp8_d64", "bwd_sm90_d64", "bwd_sm90_d192"])
 def test_hopper_files_compile_for_older_gpus(name, tmp_path):
     """torch's load compiles every file for all architectures: only what the kernels' guards leave out may need sm_90."""
     toolkit = _build.find_toolkit(torch.version.cuda)
