@@ -125,8 +125,8 @@ __device__ __forceinline__ uint32_t phase_of(int index) {
 //   kv_full      1 + bytes of K and V                  main and dQ warpgroups                   parity 0
 //   kv_empty     every main and dQ warp                key loader                               parity 1
 //   full         1 + bytes of Q, dO, stats, bias;      main warpgroups                          parity 0
-//                2 helpers, if they make bits
-//   empty        every main warp                       query loader, helpers                    parity 1
+//                with dropout 4 warps with its bits
+//   empty        every main warp                       producer warpgroup                       parity 1
 //   ds_full      every main warp                       dQ warpgroup, helpers                    parity 0
 //   ds_empty     every dQ warp, 2 helpers, if they     main warpgroups                          parity 1
 //                add to dbias

@@ -17,13 +17,16 @@ __device__ __forceinline__ uint32_t kept_bits(uint32_t words) {
   return word;
 }
 
-// By a warp; the places are bwd_layout.h's.
+// By a warp; the places are bwd_layout.h's. kParts warps share the queries: part 0 makes the upper bits of all words.
+template <int kParts>
 __device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& dropout, uint32_t head, int first_key,
-                                                int first_query) {
-  const int lane = threadIdx.x % 32, key = first_key + kept_key(lane), query = first_query + kept_query(lane);
+                                                int first_query, int part) {
+  constexpr int kGroups = 8 / kParts;
+  const int lane = threadIdx.x % 32, key = first_key + kept_key(lane);
+  const int query = first_query + kept_query(lane) + part * kGroups * 8;
   uint32_t bits[2][2] = {};  // [warp][key of the pair]
 #pragma unroll 1
-  for (int group = 0; group < 8; group++) {
+  for (int group = 0; group < kGroups; group++) {
     Philox random[2];
     dropout.octets(head, query + 8 * group, key, random);
 #pragma unroll
@@ -39,9 +42,13 @@ __device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& d
   for (int warp = 0; warp < 2; warp++)
 #pragma unroll
     for (int of_pair = 0; of_pair < 2; of_pair++) {
-      const uint32_t address = words + kept_thread(lane, warp, of_pair) * 4;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(bits[warp][of_pair]) : "memory");
+      const uint32_t address = words + kept_thread(lane, warp, of_pair) * 4, x = bits[warp][of_pair];
+      if constexpr (kParts == 1)
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+      else
+        asm volatile("st.shared.b16 [%0], %1;" ::"r"(address + (1 - part) * 2), "h"(uint16_t(x)) : "memory");
     }
+  static_assert(kParts <= 2);
 }
 
 }  // namespace flash::sm90
