@@ -121,10 +121,12 @@ def dropout_mask(
     col = torch.arange(seqlen_k, device=rng_state.device)
     row = torch.arange(seqlen_q, device=rng_state.device)[:, None]
     head = torch.arange(first_head, first_head + heads, device=rng_state.device)[:, None, None]
-    octets = (seqlen_k + 31) // 32 * 4  # one call of Philox serves eight columns
-    words = torch.cat(_philox(seed, row, torch.arange(octets, device=rng_state.device), head, offset), dim=-1)
-    word = words[..., (col // 8) % 4 * octets + (col // 32) * 4 + (col // 2) % 4]  # (heads, seqlen_q, seqlen_k)
-    random = (word >> (16 * (col % 2))) & 0x7FFF
+    calls = (seqlen_k + 63) // 64 * 4  # of Philox, each for sixteen columns
+    words = torch.cat(_philox(seed, row, torch.arange(calls, device=rng_state.device), head, offset), dim=-1)
+    word = words[..., (col // 8) % 4 * calls + (col // 64) * 4 + (col // 2) % 4]  # (heads, seqlen_q, seqlen_k)
+    bits = word >> (16 * (col % 2))
+    exchanged = (bits & 0xFF) << 8 | (bits >> 8 & 0xFF)
+    random = torch.where((col // 32) % 2 == 0, bits, exchanged) & 0x7FFF
     return random >= int(p * 32768 + 0.5), 1.0 / (1.0 - p)
 
 

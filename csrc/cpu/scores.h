@@ -56,16 +56,16 @@ inline void mask_scores(const Band& band, const ScoreTile& s, int width) {
   }
 }
 
-// Dropped entries become 0, kept ones are scaled up. col0 is a multiple of 32.
+// Dropped entries become 0, kept ones are scaled up. col0 is a multiple of 64.
 inline void apply_dropout(const AttnParams& p, int batch_index, int head, const ScoreTile& s) {
   const Dropout dropout = Dropout::of(p.dropout_p, p.rng_state);
   const uint32_t matrix = uint32_t(batch_index) * p.num_heads + head;
   for (int i = 0; i < s.rows; i++) {
-    Philox random[4];  // of 32 columns: call q serves the columns with col / 2 % 4 == q
+    Philox random[4];  // of 64 columns: call q serves the columns with col / 2 % 4 == q
     for (int j = 0; j < s.cols; j++) {
       const uint32_t col = s.col0 + j;
-      if (j % 32 == 0)
-        for (uint32_t q = 0; q < 4; q++) random[q] = dropout.octet(matrix, s.row0 + i, col + 2 * q);
+      if (j % 64 == 0)
+        for (uint32_t q = 0; q < 4; q++) random[q] = dropout.draw(matrix, s.row0 + i, col + 2 * q);
       s.at(i, j) *= dropout.keep(random[col / 2 % 4], col) ? dropout.scale : 0.f;
     }
   }

@@ -93,12 +93,12 @@ __device__ __forceinline__ void to_scores(float (&x)[kR][kC], const Head& head, 
 // kernel.
 template <class Math, bool kRowsAreKeys, int kC>
 __device__ __forceinline__ uint32_t kept_bits(const Head& head, const Place<Math, kRowsAreKeys>& at, int r) {
-  // The columns that a lane owns of 32 keys share one octet of attn/dropout.h.
+  // The columns that a lane owns of 32 keys share one call of attn/dropout.h.
   constexpr int kShared = kRowsAreKeys ? 1 : min_of(kC, 32 / Math::kLaneCols);
   uint32_t bits = 0;
 #pragma unroll 1
   for (int c0 = 0; c0 < kC; c0 += kShared) {
-    const Philox random = head.dropout.octet(head.index, at.i(r, c0), at.j(r, c0));
+    const Philox random = head.dropout.draw(head.index, at.i(r, c0), at.j(r, c0));
 #pragma unroll
     for (int c = c0; c < c0 + kShared; c++) bits |= uint32_t(head.dropout.keep(random, at.j(r, c))) << c;
   }

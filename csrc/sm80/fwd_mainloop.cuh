@@ -206,7 +206,7 @@ struct FwdMainloop {
             for (int n = 2 * g; n < 2 * g + 2; n++)
 #pragma unroll
               for (int i = 0; i < 4; i++)
-                if (!general.keep(random[m][i / 2], 8 * n + i % 2)) acc_s[m][n][i] = 0.f;
+                if (!general.keep(random[m][i / 2], n_block * kBlockN + 8 * n + i % 2)) acc_s[m][n][i] = 0.f;
           }
         }
         pack_a<T>(p[m], acc_s[m][2 * g], acc_s[m][2 * g + 1]);

@@ -28,12 +28,12 @@ __device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& d
 #pragma unroll 1
   for (int group = 0; group < kGroups; group++) {
     Philox random[2];
-    dropout.octets(head, query + 8 * group, key, random);
+    dropout.draw_two(head, query + 8 * group, key, random);
 #pragma unroll
     for (int c = 0; c < 2; c++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const uint32_t signs = dropout.kept_signs(random[c].word[i]);
+        const uint32_t signs = dropout.kept_signs(Dropout::word(random[c], key + 8 * i));
         bits[i / 2][0] = __funnelshift_l(signs << 16, bits[i / 2][0], 1);
         bits[i / 2][1] = __funnelshift_l(signs, bits[i / 2][1], 1);
       }

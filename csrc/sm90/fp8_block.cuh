@@ -17,6 +17,7 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
 
   static constexpr Fp8Tile kTile = Traits::kTile;
   static constexpr int kBlockN = Traits::kBlockN, kSteps = kBlockN / 32;
+  static constexpr bool kFullLoop = !Traits::kGeneral;  // blocks without a mask have a loop of their own
 
   const ptx::Descriptor desc_q, desc_k;
   const ptx::NarrowDescriptor desc_v;

@@ -31,12 +31,17 @@ class FwdBiasProducer {
       for (int n_block = loaded.end - 1; n_block >= loaded.begin; n_block--) {
 #pragma unroll
         for (int i = 0; i < kOwn; i++)
-          if (n_block >= blocks[i].begin && n_block < blocks[i].end) load(tile, n_block, warpgroup(i), bias[i]);
+          if (n_block >= blocks[i].begin && n_block < blocks[i].end)
+            load(tile, n_block, kPrefetch && n_block - blocks[i].begin >= kAhead, warpgroup(i), bias[i]);
       }
     }
   }
 
  private:
+  // With one buffer, blocks are brought to the L2 cache before they have it: bias of every head is read at the rate of
+  // global memory. With two and shorter blocks, that costs more than it gives.
+  static constexpr bool kPrefetch = FwdSmem<Traits>::kBiasStages == 1;
+  static constexpr int kAhead = 4;
   static constexpr int kWarps = FwdSmem<Traits>::kBiasWarps, kOwn = ceil_div(Traits::kWarpgroups, kWarps);
 
   const FwdArgs& args;
@@ -48,14 +53,17 @@ class FwdBiasProducer {
   __device__ __forceinline__ int warpgroup(int i) const { return first_warpgroup + i * kWarps; }
   __device__ __forceinline__ bool exists(int i) const { return warpgroup(i) < Traits::kWarpgroups; }
 
-  __device__ __forceinline__ void load(const Tile& tile, int n_block, int warpgroup, RingState& ring) {
+  __device__ __forceinline__ void load(const Tile& tile, int n_block, bool prefetch, int warpgroup, RingState& ring) {
     const uint32_t full = smem.bias_full(ring.stage, warpgroup);
-    const int row = tile.m_block * Traits::kBlockM + 64 * warpgroup;
+    const int row = (tile.m_block * Traits::kBlockM + 64 * warpgroup) * args.bias_row_step,
+              head = tile.head * args.bias_head_step, batch = tile.batch * args.bias_batch_step;
+    if (lane == 0 && prefetch)
+      ptx::tma_prefetch(&args.map_bias, (n_block - kAhead) * Traits::kBlockN, row, head, batch);
     ptx::mbarrier_wait(smem.bias_empty(ring.stage, warpgroup), ring.parity);
     if (lane == 0) {
-      ptx::mbarrier_arrive_expect_tx(full, FwdSmem<Traits>::kBiasBytes);
-      ptx::tma_load(smem.bias(ring.stage, warpgroup), &args.map_bias, full, n_block * Traits::kBlockN, row,
-                    tile.head * args.bias_head_step, tile.batch * args.bias_batch_step);
+      ptx::mbarrier_arrive_expect_tx(full, args.bias_row_step ? FwdSmem<Traits>::kBiasBytes : 128);
+      ptx::tma_load(smem.bias(ring.stage, warpgroup), &args.map_bias, full, n_block * Traits::kBlockN, row, head,
+                    batch);
     }
     ring.template advance<FwdSmem<Traits>::kBiasStages>();
   }

@@ -19,6 +19,10 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
 
   static constexpr FwdTile kTile = Traits::kTile;
   static constexpr int kBlockN = Traits::kBlockN, kGroups = kBlockN / 16;
+  // Whether a step without a mask leaves what the call's option does to the exponentials.
+  static constexpr bool kDirect = Traits::kGeneral && Traits::kOption != Option::kAny;
+  // Blocks without a mask have a loop of their own: jumps over the masked step would cost a few percent.
+  static constexpr bool kFullLoop = !Traits::kGeneral || kDirect;
 
   const ptx::Descriptor desc_q, desc_k, desc_v;
   BlockRange blocks;                   // of this warpgroup, inside those of the tile
@@ -75,6 +79,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     if (n_block == blocks.begin) arrive(smem.q_empty(q.stage, warpgroup));
   }
 
+  // Q K^T -> what enters the softmax.
   template <bool kMasked>
   __device__ __forceinline__ void prepare_scores(int n_block) {
     if constexpr (Traits::kGeneral) general.modify(acc_s, tile(), n_block);
@@ -83,19 +88,20 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     }
   }
 
-  __device__ __forceinline__ void finish_p(int n_block) {
+  __device__ __forceinline__ void drop(int n_block) {
     if constexpr (Traits::kGeneral) general.drop(p, tile(), n_block);
   }
 
   __device__ __forceinline__ void begin_tile() {
-    if constexpr (Traits::kGeneral) general.open(tile(), place(tile()));
+    if constexpr (Traits::kGeneral) general.open(tile());
   }
 
   // P of the tile's first block.
   __device__ __forceinline__ void first_softmax(int n_block) {
     prepare_scores<true>(n_block);
     softmax.first(acc_s, p);
-    finish_p(n_block);
+    drop(n_block);
+    if constexpr (Traits::kGeneral) general.release();
   }
 
   __device__ __forceinline__ void store_tile(const Tile& t) const {
@@ -103,10 +109,8 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
   }
 
   // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V.
-  // Plain variants mask in a step of their own, and take the maximum there.
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
-    constexpr bool kOptimistic = Traits::kGeneral || !kMasked;
     if constexpr (kTile.order == Order::kOverlap) {
       ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
       ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
@@ -117,8 +121,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
       ptx::wgmma_wait_group<1>();
       ptx::pin(acc_s);
       release_k_and_q(n_block);
-      prepare_scores<kMasked>(n_block);
-      exponentials<kOptimistic, kTile.early>([&] { finish_pv<0>(); });
+      softmax_of_block<kMasked, kTile.early>(n_block, [&] { finish_pv<0>(); });
     } else {
       ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
       ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
@@ -130,10 +133,34 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
       ptx::wgmma_wait_group<0>();
       ptx::pin(acc_s);
       release_k_and_q(n_block);
-      prepare_scores<kMasked>(n_block);
-      exponentials<kOptimistic, 0>([] {});
+      softmax_of_block<kMasked, 0>(n_block, [] {});
     }
-    finish_p(n_block);
+  }
+
+  // Masks have a step of their own, which takes the maximum, but where all options share one.
+  template <bool kMasked, int kEarly, class Wait>
+  __device__ __forceinline__ void softmax_of_block(int n_block, Wait wait_pv) {
+    if constexpr (kDirect && !kMasked) {
+      direct_softmax(n_block, wait_pv);
+    } else {
+      prepare_scores<kMasked>(n_block);
+      exponentials<!kMasked || (Traits::kGeneral && !kDirect), kEarly>(wait_pv);
+      drop(n_block);
+    }
+    if constexpr (Traits::kGeneral) general.release();
+  }
+
+  // P of a block without a mask, from Q K^T where that goes, else with its maximum.
+  template <class Wait>
+  __device__ __forceinline__ void direct_softmax(int n_block, Wait wait_pv) {
+    const bool direct = softmax.optimistic() && general.is_direct(n_block);
+    wait_pv();
+    if (direct && general.exponentials(acc_s, p, softmax, n_block)) return;
+    ptx::pin(acc_s);  // nothing that the exponentials computed is kept for what follows
+    general.modify(acc_s, tile(), n_block);
+    softmax.exact(acc_s, p, acc_o, softmax.raise(acc_s));
+    if (general.is_peak(n_block)) softmax.expect_calm();
+    drop(n_block);
   }
 
   // P of a block. Before the wait for P V, which still reads p: the first groups of P, into registers of their own, or

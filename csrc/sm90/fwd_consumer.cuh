@@ -23,7 +23,7 @@ class FwdConsumer : Block {
   using Block::arrive, Block::begin_turn, Block::end_turn, Block::pass_over_k, Block::pass_over_v;
   using Block::blocks, Block::acc_s, Block::issue_qk, Block::issue_pv, Block::release_k_and_q;
   using Block::smem, Block::warpgroup, Block::q, Block::k, Block::v, Block::slot;
-  using Block::tile, Block::wait_tile, Block::kTileSlots;
+  using Block::tile, Block::wait_tile, Block::kTileSlots, Block::kFullLoop;
 
   __device__ __forceinline__ const BlockRange& blocks_of_tile() const { return smem.work(slot.stage).blocks; }
 
@@ -44,12 +44,12 @@ class FwdConsumer : Block {
       bool first_pv = true;
 #pragma unroll 1
       while (n_block > blocks.begin) {
-        if (Traits::kGeneral || blocks.needs_mask(n_block - 1)) {
+        if (!kFullLoop || blocks.needs_mask(n_block - 1)) {
           this->template step<true>(--n_block, first_pv);
           first_pv = false;
-        } else if constexpr (!Traits::kGeneral) {
+        } else if constexpr (kFullLoop) {
 #pragma unroll 1
-          do {  // a loop of its own: jumps over the masked step would cost a few percent
+          do {
             this->template step<false>(--n_block, first_pv);
             first_pv = false;
           } while (n_block > blocks.full_begin);

@@ -1,83 +1,133 @@
 // What general variants do beyond plain ones, switched at run time: scale, softcap, ALiBi and bias of the scores,
 // dropout of P. attn/score.h is the readable form of this file.
+//
+// A block whose scores need no mask goes from Q K^T to P at once where the call has one option only: what the option
+// does is part of the argument of exp2. All others are modified in place first.
 #pragma once
 
-#include "../attn/dropout.h"
 #include "../attn/score.h"
-#include "../ptx/fence.cuh"
-#include "../ptx/matrix.cuh"
-#include "../ptx/prmt.cuh"
-#include "fwd_scores.cuh"
+#include "../ptx/wgmma.cuh"
+#include "fwd_bias.cuh"
+#include "fwd_dropout.cuh"
+#include "fwd_softcap.cuh"
+#include "fwd_softmax.cuh"
 
 namespace flash::sm90 {
 
 template <class Traits>
 class FwdGeneral {
-  using Element = typename Traits::Element;
-  static constexpr int kBlockN = Traits::kBlockN, kScores = kBlockN / 2;
+  static constexpr int kBlockN = Traits::kBlockN, kScores = kBlockN / 2, kGroups = kBlockN / 16;
+  static constexpr Option kOption = Traits::kOption;
+  static constexpr int kDirectLine = 0, kDirectShort = 1, kDirectLong = 2, kInPlace = 3;  // of `softcap`
 
   const FwdArgs& args;
   const FwdParams& params;
   const FwdSmem<Traits> smem;
   const int warpgroup;
-  RingState bias{0};
-  uint64_t seed = 0, offset = 0;  // of dropout
-  FragmentPlace at;               // this thread's, in the tile at hand: rows at.row and at.row + 8
+  RingState ring{0};  // of the bias that other warps bring
   float slope;
+  int diagonal;              // the column on it in the warpgroup's first row
+  PhiloxRow random_rows[2];  // the thread's rows
+  int softcap;               // which form serves the tile: as its largest score so far says
 
  public:
   __device__ __forceinline__ FwdGeneral(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
-      : args(a), params(a.params), smem(s), warpgroup(w) {
-    if (Traits::kGeneral && has(Option::kDropout)) {
-      seed = params.rng_state[0];
-      offset = params.rng_state[1];
-    }
-  }
+      : args(a), params(a.params), smem(s), warpgroup(w) {}
 
-  __device__ __forceinline__ void open(const Tile& tile, FragmentPlace place) {
-    at = place;
+  __device__ __forceinline__ void open(const Tile& tile) {
+    softcap = kDirectLine;
+    if constexpr (kOption == Option::kDropout) {
+      for (int r = 0; r < 2; r++)
+        random_rows[r] = Dropout::of(0.f, params.rng_state).of_row(head_index(tile), row(tile) + 8 * r);
+    }
     slope = 0.f;
     if (params.alibi_slopes != nullptr) slope = params.alibi_slopes[tile.batch * params.alibi_batch_stride + tile.head];
+    diagonal = __shfl_sync(~0u, first_row(tile) + tile.seqlen_k - tile.seqlen_q, 0);  // is uniform, then
+  }
+
+  // Whether exponentials() can take the block as Q K^T leaves it; the same for all threads.
+  __device__ __forceinline__ bool is_direct(int n_block) const {
+    if constexpr (kOption == Option::kSoftcap) return softcap != kInPlace;
+    if constexpr (kOption == Option::kAlibi) return side(n_block) != 0;
+    return kOption != Option::kAny;
+  }
+
+  // Whether scores are likely to fall from this block to the next.
+  __device__ __forceinline__ bool is_peak(int n_block) const { return kOption == Option::kAlibi && side(n_block) == 0; }
+
+  // Q K^T -> P. False if the scores turn out to be too large for it.
+  __device__ __forceinline__ bool exponentials(float (&acc_s)[kScores], uint32_t (&p)[kGroups][4],
+                                               FwdSoftmax<Traits>& softmax, int n_block) {
+    if constexpr (kOption == Option::kSoftcap) {
+      if (softcap == kDirectLine) return softcap_exponentials(acc_s, p, softmax, args.softcap.exponent_line);
+      if (softcap == kDirectShort) return softcap_exponentials(acc_s, p, softmax, args.softcap.exponent_short);
+      return softcap_exponentials(acc_s, p, softmax, args.softcap.exponent_long);
+    }
+    float block_sum[2] = {};
+    if constexpr (kOption == Option::kAlibi) {
+      const float rise = slope * kLog2e * side(n_block), ahead = columns_ahead(n_block);
+      const float base[2] = {fmaf(rise, ahead, -softmax.shift(0)), fmaf(rise, ahead - 8.f, -softmax.shift(1))};
+      softmax.template exponentials_of<0, kGroups>(
+          [&](int i, float) {
+            return fmaf(acc_s[i], args.factor_log2, fmaf(rise, float(8 * (i / 4) + i % 2), base[(i / 2) % 2]));
+          },
+          p, block_sum);
+    } else if constexpr (kOption == Option::kBias) {
+      CopiedBias<Traits> bias(wait_ring(), args.bias_row_step);
+      softmax.template exponentials_of<0, kGroups>(
+          [&](int i, float shift) { return fmaf(acc_s[i], args.factor_log2, fmaf(bias(i), kLog2e, -shift)); }, p,
+          block_sum);
+    } else {
+      softmax.template exponentials<0, kGroups>(acc_s, p, block_sum);
+      drop_by_rows(p, n_block);
+    }
+    return finish(softmax, block_sum);
   }
 
   // Q K^T -> what enters the softmax (ScoreUnits).
   __device__ __forceinline__ void modify(float (&acc_s)[kScores], const Tile& tile, int n_block) {
     float factor = params.softmax_scale;
     if (has(Option::kSoftcap)) {
-      softcap(acc_s, params.softmax_scale / params.softcap);
+      cap(acc_s);
       factor = params.softcap;
     }
     if (has(Option::kAlibi)) {
-      alibi(acc_s, factor, at.row + tile.seqlen_k - tile.seqlen_q, n_block * kBlockN);
+      alibi(acc_s, factor, n_block);
       factor = 1.f;
     }
     if (has(Option::kBias)) {
-      bias_of_block(acc_s, factor, tile, n_block * kBlockN + at.column);
+      bias_of_block(acc_s, factor, tile, n_block * kBlockN + column());
     } else if (kOption == Option::kAny && !has(Option::kAlibi) && !(factor > 0.f)) {
-      scale(acc_s, factor);
+#pragma unroll
+      for (int i = 0; i < kScores; i++) acc_s[i] *= factor;
     }
   }
 
-  // Zeroes the entries of P that dropout drops; the scale of the others is applied to the output.
-  __device__ __forceinline__ void drop(uint32_t (&p)[kBlockN / 16][4], const Tile& tile, int n_block) const {
-    if (!has(Option::kDropout)) return;
-    const Dropout dropout{seed, offset, args.dropout_threshold, 1.f};
-    const uint32_t head = tile.batch * params.num_heads + tile.head;
+  // Zeroes the entries of P that dropout drops; the scale of the others is applied to the output. exponentials() has
+  // done it.
+  __device__ __forceinline__ void drop(uint32_t (&p)[kGroups][4], const Tile& tile, int n_block) {
+    if constexpr (kOption == Option::kDropout) {
+      drop_by_rows(p, n_block);
+    } else if constexpr (kOption == Option::kAny) {
+      if (!has(Option::kDropout)) return;
+      Dropout dropout = Dropout::of(0.f, params.rng_state);  // read anew: there are no registers to keep it
+      dropout.threshold = args.dropout_threshold;
 #pragma unroll
-    for (int g = 0; g < kBlockN / 32; g++) {
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        const Philox random = dropout.octet(head, at.row + 8 * r, n_block * kBlockN + at.column + 32 * g);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          p[2 * g + i / 2][2 * (i % 2) + r] &= ptx::signs_of_halves(dropout.kept_signs(random.word[i]));
-      }
+      for (int r = 0; r < 2; r++)
+        drop_row(p, r, dropout.draw(head_index(tile), row(tile) + 8 * r, n_block * kBlockN + column()), Kept{dropout});
     }
+  }
+
+  // P is there: gives back the bias of the block. All of it has been read, since P depends on it.
+  __device__ __forceinline__ void release() {
+    if (!has_ring()) return;
+    if constexpr (kOption == Option::kAny) ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.bias_empty(ring.stage, warpgroup));
+    ring.template advance<FwdSmem<Traits>::kBiasStages>();
   }
 
  private:
-  static constexpr Option kOption = Traits::kOption;
-
   __device__ __forceinline__ bool has(Option option) const {
     if constexpr (kOption != Option::kAny) return option == kOption;
     return option == Option::kSoftcap ? params.softcap != 0.f
@@ -86,76 +136,124 @@ class FwdGeneral {
                                       : params.dropout_p != 0.f;
   }
 
+  // This thread's place is worked out where it is needed: registers are short.
+  __device__ __forceinline__ int first_row(const Tile& tile) const {  // of the warpgroup
+    return tile.m_block * Traits::kBlockM + 64 * warpgroup;
+  }
+  __device__ __forceinline__ static int row_in_warpgroup() {
+    return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  }
+  __device__ __forceinline__ int row(const Tile& tile) const { return first_row(tile) + row_in_warpgroup(); }
+  __device__ __forceinline__ uint32_t head_index(const Tile& tile) const {  // over the batch
+    return tile.batch * params.num_heads + tile.head;
+  }
+  __device__ __forceinline__ static int column() { return 2 * (threadIdx.x % 4); }
+
+  __device__ __forceinline__ static bool finish(FwdSoftmax<Traits>& softmax, const float (&block_sum)[2],
+                                                bool invalid = false) {
+    const bool good = !softmax.too_large(block_sum, invalid);
+    if (good) softmax.add(block_sum);
+    return good;
+  }
+
+  __device__ __forceinline__ void drop_by_rows(uint32_t (&p)[kGroups][4], int n_block) const {
+    const KeptUpToMax kept(args.dropout_threshold);
+    const uint32_t counter = Dropout::counter(n_block * kBlockN + column());
+#pragma unroll
+    for (int r = 0; r < 2; r++) drop_row(p, r, random_rows[r].at(counter), kept);
+  }
+
+  // ---- bias that other warps bring
+
+  __device__ __forceinline__ bool has_ring() const {
+    return kOption == Option::kBias || (kOption == Option::kAny && args.copies_bias);
+  }
+  __device__ __forceinline__ uint32_t wait_ring() const {
+    ptx::mbarrier_wait(smem.bias_full(ring.stage, warpgroup), ring.parity);
+    return smem.bias(ring.stage, warpgroup);
+  }
+
   __device__ __forceinline__ void bias_of_block(float (&acc_s)[kScores], float factor, const Tile& tile, int col0) {
-    if (kOption == Option::kBias || args.copies_bias) {
-      add_copied_bias(acc_s, factor);
+    if (has_ring()) {
+      CopiedBias<Traits> bias(wait_ring(), args.bias_row_step);
+#pragma unroll
+      for (int i = 0; i < kScores; i++) acc_s[i] = fmaf(acc_s[i], factor, bias(i));
     } else if constexpr (kOption == Option::kAny) {
       if (params.bias.is_f32) {
-        add_bias<float, float2>(acc_s, factor, tile, col0);
+        add_bias<Traits, float, float2>(acc_s, factor, params, tile, row(tile), col0);
       } else {
-        add_bias<Element, uint32_t>(acc_s, factor, tile, col0);
+        add_bias<Traits, typename Traits::Element, uint32_t>(acc_s, factor, params, tile, row(tile), col0);
       }
     }
   }
 
-  __device__ __forceinline__ static void scale(float (&acc_s)[kScores], float factor) {
-#pragma unroll
-    for (int i = 0; i < kScores; i++) acc_s[i] *= factor;
+  // ---- softcap
+
+  template <class Tanh>
+  __device__ __forceinline__ bool softcap_exponentials(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4],
+                                                       FwdSoftmax<Traits>& softmax, const Softcap<Tanh>& cap) {
+    float block_sum[2] = {}, shift[2] = {softmax.shift(0), softmax.shift(1)};
+    int largest = 0, previous = 0;  // squares, which are not negative, are in order as integers
+    softmax.template exponentials_of<0, kGroups>(
+        [&](int i, float) {
+          // Now and then a shift depends on the largest so far (by nothing): else the compiler puts off the maxima to
+          // the end and has no registers for the squares.
+          if (i % 8 == 0)
+            shift[i / 8 % 2] = __int_as_float(__float_as_int(shift[i / 8 % 2]) ^ (largest & args.nothing));
+          const float square = acc_s[i] * acc_s[i];
+          if (i % 2 == 0) previous = __float_as_int(square);
+          if (i % 2 == 1) largest = __vimax3_s32(largest, previous, __float_as_int(square));
+          return fmaf(acc_s[i], cap.factor(square), -shift[(i / 2) % 2]);
+        },
+        p, block_sum);
+    return finish(softmax, block_sum, !(__int_as_float(largest) <= cap.max_square));
   }
 
-  // q.k -> tanh(q.k * x_per_qk). Special functions are what is short: while all arguments of a warp are small, a
-  // polynomial of odd powers does; its absolute error of 1.3e-7 is that of the other form.
-  __device__ __forceinline__ static void softcap(float (&acc_s)[kScores], float x_per_qk) {
-    // In u = 4 x, since |u| < 2 is one bit of a float: the bits of all of them are joined by or.
-    uint32_t bits = 0;
+  // q.k -> tanh.
+  __device__ __forceinline__ void cap(float (&acc_s)[kScores]) {
+    const auto& tanh = args.softcap.tanh_long;
+    int largest = 0;
 #pragma unroll
-    for (int i = 0; i < kScores; i++) {
-      acc_s[i] *= 4.f * x_per_qk;
-      bits |= __float_as_uint(acc_s[i]);
-    }
-    if (__any_sync(~0u, bits >> 30 & 1)) {
-      tanh_of_quarter_any(acc_s);
+    for (int i = 0; i < kScores; i += 2)
+      largest = __vimax3_s32(largest, __float_as_int(acc_s[i] * acc_s[i]), __float_as_int(acc_s[i + 1] * acc_s[i + 1]));
+    const float square = __int_as_float(largest);
+    ptx::pin(acc_s);  // squares are computed again: there are no registers to keep them
+    if (__any_sync(~0u, !(square <= tanh.max_square))) {
+      tanh_of_any(acc_s, args.softcap.x_per_qk);
+      softcap = kInPlace;
     } else {
-      tanh_of_quarter_small(acc_s);
+#pragma unroll
+      for (int i = 0; i < kScores; i++) acc_s[i] *= tanh.factor(acc_s[i] * acc_s[i]);
+      if (__any_sync(~0u, square > 0.7f * args.softcap.exponent_short.max_square)) {
+        softcap = max(softcap, kDirectLong);
+      } else if (__any_sync(~0u, square > 0.7f * args.softcap.exponent_line.max_square)) {
+        softcap = max(softcap, kDirectShort);
+      }
     }
   }
 
-  // tanh(x) = x (c0 + c1 x^2 + c2 x^4 + c3 x^6) for |x| < 1/2.
-  __device__ __forceinline__ static void tanh_of_quarter_small(float (&u)[kScores]) {
-    constexpr float c0 = 0.99999768f / 4, c1 = -0.33320654f / 64, c2 = 0.13145129f / 1024, c3 = -0.04337203f / 16384;
-#pragma unroll
-    for (int i = 0; i < kScores; i++) {
-      const float t = u[i] * u[i];
-      u[i] *= fmaf(t, fmaf(t, fmaf(t, c3, c2), c1), c0);
-    }
+  // ---- ALiBi
+
+  // Columns from the diagonal to this thread's first entry, in its first row.
+  __device__ __forceinline__ float columns_ahead(int n_block) const {
+    return float(n_block * kBlockN + column() - diagonal - row_in_warpgroup());
   }
 
-  // tanh(x) = 1 - 2 / (1 + exp(2 x)). Four elements share one reciprocal; the bound keeps their product finite, and
-  // beyond it tanh is 1.
-  __device__ __forceinline__ static void tanh_of_quarter_any(float (&u)[kScores]) {
-#pragma unroll
-    for (int i = 0; i < kScores; i += 4) {
-      float x[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) x[j] = 1.f + exp2_approx(fminf(u[i + j] * (0.5f * kLog2e), 30.f));
-      const float front = x[0] * x[1], back = x[2] * x[3];
-      const float minus_twice = __fdividef(-2.f, front * back);
-      const float of_front = minus_twice * back, of_back = minus_twice * front;
-      u[i] = fmaf(of_front, x[1], 1.f);
-      u[i + 1] = fmaf(of_front, x[0], 1.f);
-      u[i + 2] = fmaf(of_back, x[3], 1.f);
-      u[i + 3] = fmaf(of_back, x[2], 1.f);
-    }
+  // The distance is linear in the column where the warpgroup's block lies on one side of the diagonal: 1 if that is the
+  // left one, where scores rise with the column, -1 on the right, 0 across. Where causal masks the right side, the
+  // whole block counts as left.
+  __device__ __forceinline__ int side(int n_block) const {
+    const int col0 = n_block * kBlockN;
+    if (col0 + kBlockN - 1 <= diagonal || params.window_right == 0) return 1;
+    return col0 >= diagonal + 63 ? -1 : 0;
   }
 
-  // acc * factor - slope * |diagonal - column|; diagonal: of this thread's first row. The distance is linear in the
-  // column on either side of the diagonal; where causal masks one side, on the whole block.
-  __device__ __forceinline__ void alibi(float (&acc_s)[kScores], float factor, int diagonal, int col0) const {
-    const int warpgroup_diagonal = diagonal - (threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);  // of its first row
-    const float ahead = float(col0 + at.column - diagonal);  // of this thread's first entry
-    const bool left = col0 + kBlockN - 1 <= warpgroup_diagonal || params.window_right == 0;
-    if (left || col0 >= warpgroup_diagonal + 63) {
-      const float rise = left ? slope : -slope;  // per column
+  // acc * factor - slope * |diagonal - column|.
+  __device__ __forceinline__ void alibi(float (&acc_s)[kScores], float factor, int n_block) const {
+    const float ahead = columns_ahead(n_block);
+    const int of_block = side(n_block);
+    if (of_block != 0) {
+      const float rise = slope * of_block;  // per column
       const float start[2] = {rise * ahead, rise * (ahead - 8.f)};
 #pragma unroll
       for (int i = 0; i < kScores; i++)
@@ -164,68 +262,6 @@ class FwdGeneral {
 #pragma unroll
       for (int i = 0; i < kScores; i++)
         acc_s[i] = fmaf(acc_s[i], factor, -slope * fabsf(ahead + float(8 * (i / 4) + i % 2 - 8 * ((i / 2) % 2))));
-    }
-  }
-
-  // acc * factor + bias, which the copy engine has laid down in the 128-byte swizzle (wgmma.cuh).
-  __device__ __forceinline__ void add_copied_bias(float (&acc_s)[kScores], float factor) {
-    // This lane's row in the matrices of ldmatrix: 8 columns and 8 rows, rows 8 further down, then the next columns.
-    const int lane = threadIdx.x % 32, matrix = lane / 8, row = threadIdx.x % 128 / 32 * 16 + matrix % 2 * 8 + lane % 8;
-    const uint32_t first = smem.bias(bias.stage, warpgroup) + row * 128 + ((matrix / 2) ^ (lane % 8)) * 16;
-    ptx::mbarrier_wait(smem.bias_full(bias.stage, warpgroup), bias.parity);
-#pragma unroll
-    for (int i = 0; i < kScores; i += 8) {
-      uint32_t pair[4];
-      ptx::ldmatrix_x4(pair, first ^ (i * 4));
-#pragma unroll
-      for (int j = 0; j < 4; j++) {
-        const float2 x = unpack(pair[j]);
-        acc_s[i + 2 * j] = fmaf(acc_s[i + 2 * j], factor, x.x);
-        acc_s[i + 2 * j + 1] = fmaf(acc_s[i + 2 * j + 1], factor, x.y);
-      }
-    }
-    ptx::fence_proxy_async();  // before the copy engine writes there again, all reads have their results
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(smem.bias_empty(bias.stage, warpgroup));
-    bias.template advance<FwdSmem<Traits>::kBiasStages>();
-  }
-
-  // acc * factor + bias. Bias of two neighbouring columns in one load where rows are contiguous and aligned and the
-  // block has all its columns.
-  template <class Bias, class Pair>
-  __device__ __forceinline__ void add_bias(float (&acc_s)[kScores], float factor, const Tile& tile, int col0) const {
-    const auto& b = params.bias;
-    const Bias* base = static_cast<const Bias*>(b.ptr) + tile.batch * b.batch + tile.head * b.head;
-    const Bias* row[2];
-    uintptr_t places = 0;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      row[r] = base + min(at.row + 8 * r, tile.seqlen_q - 1) * b.row + col0 * b.col;
-      places |= reinterpret_cast<uintptr_t>(row[r]);
-    }
-    if (b.col == 1 && places % sizeof(Pair) == 0 && col0 - at.column + kBlockN <= tile.seqlen_k) {
-#pragma unroll
-      for (int i = 0; i < kScores; i += 2) {
-        const Pair pair = __ldg(reinterpret_cast<const Pair*>(row[(i / 2) % 2] + 8 * (i / 4)));
-        const float2 x = unpack(pair);
-        acc_s[i] = fmaf(acc_s[i], factor, x.x);
-        acc_s[i + 1] = fmaf(acc_s[i + 1], factor, x.y);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kScores; i++) {
-        const int col = 8 * (i / 4) + i % 2;
-        acc_s[i] = fmaf(acc_s[i], factor, col0 + col < tile.seqlen_k ? to_float(row[(i / 2) % 2][col * b.col]) : 0.f);
-      }
-    }
-  }
-
-  __device__ __forceinline__ static float2 unpack(float2 pair) { return pair; }
-  __device__ __forceinline__ static float2 unpack(uint32_t pair) {
-    if constexpr (Traits::kDType == DType::kF16) {
-      return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-    } else {
-      return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
     }
   }
 };

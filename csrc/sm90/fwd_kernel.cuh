@@ -18,7 +18,7 @@ __device__ __forceinline__ void run_with(const FwdArgs& args, uint8_t* shared, i
 
 template <class Traits>
 __device__ __forceinline__ void run_consumer(const FwdArgs& args, uint8_t* shared, int warpgroup) {
-  if constexpr (Traits::kGeneral && Traits::kHeadDim <= 128) {  // beyond, products hide more
+  if constexpr (Traits::kOptionLoops) {
     if (args.option == Option::kSoftcap) return run_with<Traits, Option::kSoftcap>(args, shared, warpgroup);
     if (args.option == Option::kAlibi) return run_with<Traits, Option::kAlibi>(args, shared, warpgroup);
     if (args.option == Option::kBias) return run_with<Traits, Option::kBias>(args, shared, warpgroup);

@@ -25,8 +25,9 @@ void set_maps(FwdArgs& a) {
                             Traits::kBlockN, "k");
   a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
                             Traits::kValueRows, "v");
-  a.copies_bias = Traits::kTile.bias_stages > 0 && can_copy_bias(p);
-  if (a.copies_bias) a.map_bias = bias_map(p);
+  a.copies_bias = Traits::kTile.bias_stages > 0 && can_copy_bias(p, true);
+  if (a.copies_bias) a.map_bias = bias_map(p, p.bias.row == 0);
+  a.bias_row_step = ptx::coordinate_step(p.bias.row);
   a.bias_batch_step = ptx::coordinate_step(p.bias.batch);
   a.bias_head_step = ptx::coordinate_step(p.bias.head);
   a.zero_v_tail = packed_k || p.seqused_k != nullptr || p.total_k == 0;
@@ -77,9 +78,12 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   args.packed = p.packed();
   args.scale = Traits::kGeneral ? ScoreUnits::of(p).to_natural : p.softmax_scale;
   args.scale_log2 = args.scale * kLog2e;
+  args.factor_log2 = p.softmax_scale * kLog2e;
+  args.softcap = SoftcapArgs::of(p, args.scale_log2);
   args.dropout_threshold = Dropout::threshold_of(p.dropout_p);
   set_maps<Traits>(args);
-  args.option = option_of(p, args.copies_bias);
+  if (Traits::kOptionLoops) args.option = option_of(p, args.copies_bias);
+  if (args.option == Option::kDropout && args.dropout_threshold > kMaxThreshold) args.option = Option::kAny;
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
 

@@ -23,29 +23,42 @@ struct FwdSoftmax {
   static constexpr float kLimit = 512.f;
   // (s - reference) * scale by one fma is off by the rounding of reference * scale: beyond it, subtract first.
   static constexpr float kMaxFmaReference = 4096.f;
-  static constexpr int kMaxSurprises = 3, kFar = 1 << 30;
+  // With its maximum at hand, a block keeps the reference while no score is further above it, in log2 units. kSlack is
+  // for one whose sums have reached kLimit, where one is; kArmedSlack for those that follow.
+  static constexpr float kSlack = 2.5f, kArmedSlack = 8.f;
+  static_assert(kScores * 5.66f < kLimit, "2^kSlack in every entry of a thread");
+  // So many blocks in a row have to keep the reference before one is tried without its maximum again: where scores rise
+  // throughout, the maximum is cheaper than a failure.
+  static constexpr int kCalm = 8, kFar = 1 << 29;
 
   float scale;         // of the scores, to log2 units
   float reference[2];  // the maximum when it was last looked at, in units of the scores; -inf before any key
   float row_sum[2];    // of this thread's columns
-  int surprises;       // how often an optimistic block failed in this tile
+  int exact_blocks;    // that are still to be worked on with their maximum; from kFar on, all of the tile
 
-  // Whether the next block may do without its maximum; the same for all lanes of a warp. A tile that fails often has
-  // scores that rise throughout: then the maximum is cheaper than one more failure.
-  __device__ __forceinline__ bool optimistic() const { return surprises < kMaxSurprises; }
+  // Whether the next block may do without its maximum; the same for all lanes of a warp.
+  __device__ __forceinline__ bool optimistic() const { return exact_blocks <= 0; }
+  // Scores do not rise from here on, as far as one knows.
+  __device__ __forceinline__ void expect_calm() {
+    if (exact_blocks < kFar) exact_blocks = 0;
+  }
 
-  // Groups kFrom ... kTo - 1 of 16 columns: P into p, its sums added to block_sum.
-  template <int kFrom, int kTo, bool kFinite = false, int kSize>
-  __device__ __forceinline__ void exponentials(const float (&acc_s)[kScores], uint32_t (&p)[kSize][4],
-                                               float (&block_sum)[2]) const {
+  // The reference of row r in log2 units.
+  __device__ __forceinline__ float shift(int r) const { return reference[r] * scale; }
+
+  // Groups kFrom ... kTo - 1 of 16 columns: P into p, its sums added to block_sum. argument(i, shift) is what exp2
+  // takes of score i, shift the reference in log2 units.
+  template <int kFrom, int kTo, bool kFinite = false, int kSize, class Argument>
+  __device__ __forceinline__ void exponentials_of(Argument argument, uint32_t (&p)[kSize][4],
+                                                  float (&block_sum)[2]) const {
     const float shift[2] = {(kFinite ? finite(reference[0]) : reference[0]) * scale,
                             (kFinite ? finite(reference[1]) : reference[1]) * scale};
     float sum[2][2] = {{block_sum[0], 0.f}, {block_sum[1], 0.f}};
 #pragma unroll
     for (int i = kFrom * 8; i < kTo * 8; i += 2) {
       const int r = (i / 2) % 2;
-      const float a = exp2_approx(fmaf(acc_s[i], scale, -shift[r]));
-      const float b = exp2_approx(fmaf(acc_s[i + 1], scale, -shift[r]));
+      const float a = exp2_approx(argument(i, shift[r]));
+      const float b = exp2_approx(argument(i + 1, shift[r]));
       sum[r][0] += a;
       sum[r][1] += b;
       p[i / 8][(i / 2) % 4] = pack2<typename Traits::Element>(a, b);
@@ -54,9 +67,16 @@ struct FwdSoftmax {
     block_sum[1] = sum[1][0] + sum[1][1];
   }
 
+  template <int kFrom, int kTo, bool kFinite = false, int kSize>
+  __device__ __forceinline__ void exponentials(const float (&acc_s)[kScores], uint32_t (&p)[kSize][4],
+                                               float (&block_sum)[2]) const {
+    exponentials_of<kFrom, kTo, kFinite>([&](int i, float shift) { return fmaf(acc_s[i], scale, -shift); }, p,
+                                         block_sum);
+  }
+
   // Also true for inf and NaN, which a reference of -inf gives. The same for all lanes.
-  __device__ __forceinline__ static bool too_large(const float (&block_sum)[2]) {
-    return __any_sync(~0u, !(block_sum[0] + block_sum[1] < kLimit));
+  __device__ __forceinline__ static bool too_large(const float (&block_sum)[2], bool invalid = false) {
+    return __any_sync(~0u, !(block_sum[0] + block_sum[1] < kLimit) || invalid);
   }
 
   __device__ __forceinline__ void add(const float (&block_sum)[2]) {
@@ -69,7 +89,7 @@ struct FwdSoftmax {
     thread_max(acc_s, reference);
     quad_max(reference);
     row_sum[0] = row_sum[1] = 0.f;
-    surprises = 0;
+    exact_blocks = 0;
     check_range();
     exact_exponentials(acc_s, p, row_sum);
   }
@@ -80,11 +100,18 @@ struct FwdSoftmax {
     bool rises;  // the same for all lanes
   };
 
-  // Brings the reference up to the block's maximum.
+  // Brings the reference up to the block's maximum if that is far above it.
   __device__ __forceinline__ Rise raise(const float (&acc_s)[kScores]) {
     float top[2];
-    thread_max(acc_s, top);
-    Rise rise{{1.f, 1.f}, __any_sync(~0u, top[0] > reference[0] || top[1] > reference[1]) != 0};
+    if (__any_sync(~0u, !(fminf(reference[0], reference[1]) >= 0.f))) {
+      thread_max(acc_s, top);
+    } else {
+      thread_max_from(acc_s, reference, top);
+    }
+    const float slack = exact_blocks > 0 ? kArmedSlack : kSlack;
+    const bool above = (top[0] - reference[0]) * scale > slack || (top[1] - reference[1]) * scale > slack;
+    Rise rise{{1.f, 1.f}, __any_sync(~0u, above) != 0};
+    exact_blocks = rise.rises ? max(exact_blocks, kCalm) : exact_blocks - 1;
     if (!rise.rises) return rise;
     quad_max(top);
 #pragma unroll
@@ -93,7 +120,6 @@ struct FwdSoftmax {
       rise.correction[r] = exp2_approx((reference[r] - finite(top[r])) * scale);
       reference[r] = top[r];
     }
-    surprises++;
     check_range();
     return rise;
   }
@@ -103,7 +129,7 @@ struct FwdSoftmax {
   __device__ __forceinline__ void exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4], float (&acc_o)[kOut],
                                         const Rise& rise) {
     float block_sum[2] = {};
-    if (surprises < kFar) {
+    if (exact_blocks < kFar) {
       exponentials<0, kGroups, true>(acc_s, p, block_sum);
     } else {
       exact_exponentials(acc_s, p, block_sum);
@@ -120,7 +146,7 @@ struct FwdSoftmax {
   // A reference far from 0 would cost accuracy in the fused form: then the maximum is used throughout.
   __device__ __forceinline__ void check_range() {
     const float far = fmaxf(fabsf(finite(reference[0])), fabsf(finite(reference[1]))) * scale;
-    if (__any_sync(~0u, far > kMaxFmaReference)) surprises = kFar;
+    if (__any_sync(~0u, far > kMaxFmaReference)) exact_blocks = 2 * kFar;
   }
 
   // Subtracts before it scales, so that the maximum gives exactly 1 however large the scores are.

@@ -4,6 +4,7 @@
 #include "../attn/numeric.cuh"
 #include "../ptx/mbarrier.cuh"
 #include "../ptx/tensor_map.h"
+#include "fwd_softcap.h"
 #include "fwd_tile.h"
 #include "option.h"
 #include "tile_order.h"
@@ -17,6 +18,7 @@ struct FwdTraits {
   static constexpr int kHeadDim = Dims::kHeadDim, kHeadDimV = Dims::kHeadDimV;
   static constexpr bool kGeneral = kGeneral_;  // softcap, ALiBi, bias and dropout at run time
   static constexpr Option kOption = Option::kAny;
+  static constexpr bool kOptionLoops = kGeneral && kHeadDim <= 128;  // beyond, products hide more
 
   static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV, kGeneral);
   static constexpr int kWarpgroups = kTile.warpgroups;
@@ -66,7 +68,11 @@ struct FwdArgs {
   Option option;     // the only one of the call, or kAny
   bool copies_bias;  // the copy engine brings it; else consumers read it where they need it
   // Coordinates in the maps: 0 where the dimension is expanded.
-  int q_batch_step, q_head_step, k_batch_step, k_head_step, v_batch_step, v_head_step, bias_batch_step, bias_head_step;
+  int q_batch_step, q_head_step, k_batch_step, k_head_step, v_batch_step, v_head_step;
+  int bias_batch_step, bias_head_step, bias_row_step;
+  float factor_log2;  // of q.k to log2 units, where there is no softcap
+  SoftcapArgs softcap;
+  int nothing;  // 0, which the compiler does not know
 };
 
 // A barrier is initialised with the number of its arrivals; "first" is the parity its first wait uses.

@@ -10,15 +10,17 @@ enum class Option : uint8_t { kAny, kSoftcap, kAlibi, kBias, kDropout };  // kBi
 
 inline Strided strided(const Bias& b) { return {const_cast<void*>(b.ptr), b.batch, b.row, b.head}; }
 
-// Whether the copy engine can bring the bias: 16-bit numbers, contiguous along the keys.
-inline bool can_copy_bias(const AttnParams& p) {
-  return p.bias.ptr != nullptr && !p.bias.is_f32 && p.bias.col == 1 && (p.bias.row != 0 || p.seqlen_q == 1) &&
-         ptx::tma_can_read(strided(p.bias), 2);
+// Whether the copy engine can bring the bias: 16-bit numbers, contiguous along the keys. One row for all queries takes
+// a reader that knows about it.
+inline bool can_copy_bias(const AttnParams& p, bool knows_one_row = false) {
+  return p.bias.ptr != nullptr && !p.bias.is_f32 && p.bias.col == 1 &&
+         (p.bias.row != 0 || p.seqlen_q == 1 || knows_one_row) && ptx::tma_can_read(strided(p.bias), 2);
 }
 
-// For copies of 64 queries x 64 keys. A packed call has one bias per segment.
-inline CUtensorMap bias_map(const AttnParams& p) {
-  return ptx::tensor_map(strided(p.bias), {p.seqlen_q, p.num_heads, p.batch, p.seqlen_k}, p.dtype, 64, "attn_bias");
+// For copies of 64 queries, or their one row, x 64 keys. A packed call has one bias per segment.
+inline CUtensorMap bias_map(const AttnParams& p, bool one_row = false) {
+  return ptx::tensor_map(strided(p.bias), {one_row ? 1 : p.seqlen_q, p.num_heads, p.batch, p.seqlen_k}, p.dtype,
+                         one_row ? 1 : 64, "attn_bias");
 }
 
 // The call's only option, if there is a loop for it.

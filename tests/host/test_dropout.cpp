@@ -34,22 +34,39 @@ void test_published_vectors() {
          "7 rounds, pi");
 }
 
-// Every entry of a row has 16 bits of its own, and the eight of one call are the accumulator columns of one thread.
+void test_rows() {
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 1000; i++) {
+    const int64_t state[] = {int64_t(random()), int64_t(random())};
+    const Dropout dropout = Dropout::of(0.1f, state);
+    const uint32_t head = uint32_t(random()), row = uint32_t(random()), col = uint32_t(random());
+    const Philox want = dropout.draw(head, row, col);
+    EXPECT(equal(dropout.of_row(head, row).at(Dropout::counter(col)),
+                 {want.word[0], want.word[1], want.word[2], want.word[3]}),
+           "head ", head, " row ", row, " column ", col);
+  }
+}
+
+// Every entry of a row has a byte of its own to begin with, and the sixteen of one call are the accumulator columns of
+// one thread.
 void test_bits_are_not_shared() {
   const int64_t state[] = {1234567890123, 42};
   const Dropout dropout = Dropout::of(0.5f, state);
-  std::set<std::pair<uint64_t, int>> used;  // (words of the call, place in them)
+  std::set<std::pair<uint64_t, int>> used;  // (words of the call, byte in them)
   for (uint32_t col = 0; col < 4096; col++) {
-    const Philox random = dropout.octet(3, 17, col);
+    const Philox random = dropout.draw(3, 17, col);
     const uint64_t call = uint64_t(random.word[0]) << 32 | random.word[1];
-    EXPECT(used.emplace(call, int(col / 8 % 4 * 2 + col % 2)).second, "column ", col);
-    const uint32_t group = col / 32 * 32, quad = col / 2 % 4;
-    for (uint32_t i = 0; i < 4; i++)
+    EXPECT(used.emplace(call, int(col / 8 % 4 * 4 + col % 2 * 2 + col / 32 % 2)).second, "column ", col);
+    const uint32_t group = col / 64 * 64, quad = col / 2 % 4;
+    for (uint32_t i = 0; i < 8; i++)
       for (uint32_t bit = 0; bit < 2; bit++) {
         const uint32_t other = group + 8 * i + 2 * quad + bit;
         EXPECT(dropout.keep(random, other) == dropout.keep(3, 17, other), "column ", col, " serves ", other);
       }
   }
+  const Philox random{{0x11223344, 0x55667788, 0x99AABBCC, 0xDDEEFF00}};
+  EXPECT(Dropout::word(random, 8) == 0x55667788 && Dropout::word(random, 64 + 8) == 0x55667788, "word of columns 8, 9");
+  EXPECT(Dropout::word(random, 40) == 0x66558877, "bytes exchanged 32 columns further on");
 }
 
 void test_two_at_once() {
@@ -57,11 +74,28 @@ void test_two_at_once() {
   for (float p : {0.f, 0.1f, 0.5f, 0.999f, 1.f}) {
     const Dropout dropout = Dropout::of(p, state);
     for (uint32_t col = 0; col < 4096; col += 2) {
-      const Philox random = dropout.octet(1, 9, col);
-      const uint32_t signs = dropout.kept_signs(random.word[col / 8 % 4]);
+      const Philox random = dropout.draw(1, 9, col);
+      const uint32_t signs = dropout.kept_signs(Dropout::word(random, col));
       for (uint32_t bit = 0; bit < 2; bit++)
         EXPECT((signs >> (15 + 16 * bit) & 1) == dropout.keep(random, col + bit), "p ", p, " column ", col + bit);
     }
+  }
+}
+
+// Over all values of 16 bits: the share that is dropped, and how two entries 32 columns apart depend on each other.
+void test_all_halves() {
+  const int64_t state[] = {1, 2};
+  for (float p : {0.01f, 0.1f, 0.2f, 0.3f, 0.5f, 0.77f, 0.9f}) {
+    const Dropout dropout = Dropout::of(p, state);
+    double dropped = 0, partner = 0, both = 0;
+    for (uint32_t half = 0; half < 65536; half++) {
+      const Philox random{{half, 0, 0, 0}};
+      const bool a = !dropout.keep(random, 0), b = !dropout.keep(random, 32);
+      dropped += a, partner += b, both += a && b;
+    }
+    EXPECT(std::abs(dropped / 65536 - p) <= 1. / 65536 && dropped == partner, "p ", p, ": ", dropped / 65536);
+    const double q = dropped / 65536, correlation = (both / 65536 - q * q) / (q * (1 - q));
+    EXPECT(std::abs(correlation) < 0.01, "p ", p, ": ", correlation);
   }
 }
 
@@ -116,8 +150,10 @@ void test_ends() {
 
 int main() {
   test_published_vectors();
+  test_rows();
   test_bits_are_not_shared();
   test_two_at_once();
+  test_all_halves();
   test_statistics();
   test_ends();
   return flash::test::finish("dropout");

@@ -1,0 +1,52 @@
+// The polynomials of the sm_90 forward's softcap against tanh, and the units they give.
+#include <cmath>
+
+#include "expect.h"
+#include "sm90/fwd_softcap.h"
+
+using namespace flash;
+using namespace flash::sm90;
+
+namespace {
+
+template <class Tanh>
+void test_error() {
+  for (float softcap : {0.1f, 5.f, 30.f, 1000.f})
+    for (float scale : {1.f, 1.44f * softcap}) {
+      const float x_per_qk = 0.125f / softcap;
+      const auto cap = Softcap<Tanh>::of(x_per_qk, scale);
+      for (int i = -1000; i <= 1000; i++) {
+        const float qk = i / 1000.f * Tanh::kBound / x_per_qk, square = qk * qk;
+        const double want = scale * std::tanh(double(qk) * x_per_qk), got = double(qk) * cap.factor(square);
+        EXPECT(std::abs(got - want) <= (Tanh::kError + 1e-6) * std::abs(want), softcap, " ", qk, ": ", got, " ", want);
+        EXPECT(square <= cap.max_square * 1.00001f, "inside the bound");
+      }
+      const float outside = 1.001f * Tanh::kBound / x_per_qk;
+      EXPECT(outside * outside > cap.max_square, "outside the bound");
+    }
+}
+
+void test_args() {
+  AttnParams p;
+  p.softmax_scale = 0.125f;
+  p.softcap = 20.f;
+  const SoftcapArgs args = SoftcapArgs::of(p, 30.f);
+  const float qk = 16.f, tanh = std::tanh(0.1f);
+  EXPECT(std::abs(qk * args.exponent_line.factor(qk * qk) - 30.f * tanh) <= 1e-4f, "line");
+  EXPECT(std::abs(qk * args.exponent_short.factor(qk * qk) - 30.f * tanh) <= 1e-4f, "short");
+  EXPECT(std::abs(qk * args.exponent_long.factor(qk * qk) - 30.f * tanh) <= 1e-4f, "long");
+  EXPECT(std::abs(qk * args.tanh_long.factor(qk * qk) - tanh) <= 1e-5f, "in place");
+  EXPECT(args.exponent_line.max_square < args.exponent_short.max_square &&
+             args.exponent_short.max_square < args.exponent_long.max_square,
+         "in order of size");
+}
+
+}  // namespace
+
+int main() {
+  test_error<TanhLine>();
+  test_error<TanhShort>();
+  test_error<TanhLong>();
+  test_args();
+  return flash::test::finish("softcap");
+}
