@@ -6,83 +6,93 @@
 
 namespace flash::sm90 {
 
-inline constexpr int kBoundsThreads = 256, kBoundsKeys = 128;
+inline constexpr int kBoundsThreads = 256;
+
+// 64, 128 or 256 columns
+FLASH_HD constexpr int padded_columns(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+// Of one head, which a warp bounds.
+FLASH_HD constexpr int bounds_keys(int head_dim) { return 4096 / padded_columns(head_dim); }
+
+template <class T>
+__device__ __forceinline__ float dot8(const uint4& x, const uint4& y) {
+  const T* a = reinterpret_cast<const T*>(&x);
+  const T* b = reinterpret_cast<const T*>(&y);
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 8; i++) sum = fmaf(to_float(a[i]), to_float(b[i]), sum);
+  return sum;
+}
 
 // NaN is larger than all numbers.
 __device__ __forceinline__ float larger(float a, float b) {
   return __uint_as_float(max(__float_as_uint(a), __float_as_uint(b)));
 }
 
-struct RowBounds {
+struct GroupBounds {
   float largest_norm2, largest, sum2;  // of a row, of an element, of all
 };
 
-// By 16 threads per row; every thread of a row's sixteen learns of it.
-template <class T>
-__device__ __forceinline__ RowBounds bounds_of(const T* first, int64_t stride, int rows, int columns) {
-  constexpr int kLanes = 16, kPasses = kBoundsKeys * kLanes / kBoundsThreads;
-  const int lane = threadIdx.x % kLanes, chunks = columns / 8;
-  RowBounds b{};
-  float norm2[kPasses] = {};
-  for (int chunk = lane; chunk < chunks; chunk += kLanes) {
-    uint4 x[kPasses];  // in flight together
+// Of at most kMaxRows rows, of which `rows` exist, by a warp; every lane learns of it. The largest norm is found if
+// kNorms.
+template <class T, int kColumns, int kMaxRows, bool kNorms>
+__device__ __forceinline__ GroupBounds bounds_of(const T* first, int64_t stride, int rows, int columns) {
+  constexpr int kLanes = kColumns / 8, kRows = 32 / kLanes;  // rows at once
+  constexpr int kInFlight = 8;
+  const int lane = threadIdx.x % 32, column = lane % kLanes * 8;
+  GroupBounds b{};
+  uint32_t largest = 0;  // of two elements: as integers, without the sign, 16-bit floats keep their order
+#pragma unroll 1
+  for (int row0 = lane / kLanes; row0 < kMaxRows; row0 += kInFlight * kRows) {
+    uint4 x[kInFlight];
 #pragma unroll
-    for (int i = 0; i < kPasses; i++) {
-      const int row = threadIdx.x / kLanes + i * (kBoundsThreads / kLanes);
+    for (int i = 0; i < kInFlight; i++) {
+      const int row = row0 + i * kRows;
       x[i] = uint4{0, 0, 0, 0};
-      if (row < rows) x[i] = *reinterpret_cast<const uint4*>(first + row * stride + chunk * 8);
+      if (row < rows && column < columns) x[i] = *reinterpret_cast<const uint4*>(first + row * stride + column);
     }
 #pragma unroll
-    for (int i = 0; i < kPasses; i++) {
-      const T* values = reinterpret_cast<const T*>(&x[i]);
+    for (int i = 0; i < kInFlight; i++) {
+      float norm2 = dot8<T>(x[i], x[i]);
+      b.sum2 += norm2;
+      if constexpr (kNorms) {
 #pragma unroll
-      for (int c = 0; c < 8; c++) {
-        const float value = to_float(values[c]);
-        norm2[i] = fmaf(value, value, norm2[i]);
-        b.largest = larger(b.largest, fabsf(value));
+        for (int l = 1; l < kLanes; l *= 2) norm2 += __shfl_xor_sync(~0u, norm2, l);
+        b.largest_norm2 = larger(b.largest_norm2, norm2);
       }
+      for (uint32_t pair : {x[i].x, x[i].y, x[i].z, x[i].w}) largest = __vmaxu2(largest, pair & 0x7fff7fffu);
     }
   }
+  const T* pair = reinterpret_cast<const T*>(&largest);
+  b.largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(larger(to_float(pair[0]), to_float(pair[1])))));
+  b.largest_norm2 = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(b.largest_norm2)));
 #pragma unroll
-  for (int i = 0; i < kPasses; i++) {
-#pragma unroll
-    for (int lanes = 1; lanes < kLanes; lanes *= 2) norm2[i] += __shfl_xor_sync(~0u, norm2[i], lanes);
-    b.sum2 += norm2[i];
-    b.largest_norm2 = larger(b.largest_norm2, norm2[i]);
-  }
+  for (int lanes = 1; lanes < 32; lanes *= 2) b.sum2 += __shfl_xor_sync(~0u, b.sum2, lanes);
   return b;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kBoundsThreads) bwd_key_bounds(const __grid_constant__ BwdArgs args, int key_blocks) {
+// The warps of a block take neighbouring heads, which are neighbours in memory.
+template <class T, int kHeadDim, int kHeadDimV>
+__global__ void __launch_bounds__(kBoundsThreads) bwd_key_bounds(const __grid_constant__ BwdArgs args, int groups) {
   ptx::griddepcontrol_launch_dependents();
   const BwdParams& p = args.p;
-  const int block = int(blockIdx.x % key_blocks), item = int(blockIdx.x / key_blocks);
-  const int batch = item / p.num_heads_kv, head = item % p.num_heads_kv;
-  const SeqInfo seq = SeqInfo::of(p, batch);
-  const int key0 = block * kBoundsKeys, keys = min_of(kBoundsKeys, seq.seqlen_k - key0);
+  const int64_t item = int64_t(blockIdx.x) * (kBoundsThreads / 32) + threadIdx.x / 32;
+  const int head = int(item % p.num_heads_kv), group = int(item / p.num_heads_kv % groups);
+  const int64_t batch = item / p.num_heads_kv / groups;
+  if (batch >= p.batch) return;
+  const SeqInfo seq = SeqInfo::of(p, int(batch));
+  constexpr int kKeys = bounds_keys(kHeadDim);
+  const int key0 = group * kKeys, keys = min_of(kKeys, seq.seqlen_k - key0);
   if (keys <= 0) return;
-  const RowBounds v = bounds_of(static_cast<const T*>(p.v.ptr) + offset_of(p.v, batch, seq.k0, key0, head), p.v.row,
-                                keys, p.head_dim_v);
-  const RowBounds k =
-      bounds_of(static_cast<const T*>(p.k.ptr) + offset_of(p.k, batch, seq.k0, key0, head), p.k.row, keys, p.head_dim);
-  __shared__ float sums[2][kBoundsThreads / 32];
-  KeyBounds* bounds = args.key_bounds + item;
-  const uint32_t largest_v = __reduce_max_sync(~0u, __float_as_uint(sqrtf(v.largest_norm2)));
-  const uint32_t largest_k = __reduce_max_sync(~0u, __float_as_uint(k.largest));
-  const float sum_v = v.sum2 + __shfl_xor_sync(~0u, v.sum2, 16), sum_k = k.sum2 + __shfl_xor_sync(~0u, k.sum2, 16);
-  if (threadIdx.x % 32 == 0) {
-    atomicMax(&bounds->largest_v, largest_v);
-    atomicMax(&bounds->largest_k, largest_k);
-    sums[0][threadIdx.x / 32] = sum_v;
-    sums[1][threadIdx.x / 32] = sum_k;
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  float total_v = 0.f, total_k = 0.f;
-  for (int i = 0; i < kBoundsThreads / 32; i++) total_v += sums[0][i], total_k += sums[1][i];
-  atomicMax(&bounds->smallness,
-            __float_as_uint(sqrtf(float(keys)) / sqrtf(total_v) * sqrtf(float(keys) * p.head_dim) / sqrtf(total_k)));
+  const T* first_v = static_cast<const T*>(p.v.ptr) + offset_of(p.v, int(batch), seq.k0, key0, head);
+  const T* first_k = static_cast<const T*>(p.k.ptr) + offset_of(p.k, int(batch), seq.k0, key0, head);
+  const GroupBounds v = bounds_of<T, padded_columns(kHeadDimV), kKeys, true>(first_v, p.v.row, keys, p.head_dim_v);
+  const GroupBounds k = bounds_of<T, padded_columns(kHeadDim), kKeys, false>(first_k, p.k.row, keys, p.head_dim);
+  if (threadIdx.x % 32 != 0) return;
+  KeyBounds* bounds = args.key_bounds + batch * p.num_heads_kv + head;
+  const float smallness = sqrtf(float(keys)) / sqrtf(v.sum2) * sqrtf(float(keys) * p.head_dim) / sqrtf(k.sum2);
+  atomicMax(&bounds->largest_v, __float_as_uint(sqrtf(v.largest_norm2)));
+  atomicMax(&bounds->largest_k, __float_as_uint(k.largest));
+  atomicMax(&bounds->smallness, __float_as_uint(smallness));
 }
 
 __device__ __forceinline__ ExactSum exact_sum(const BwdArgs& args, const SeqInfo& seq, int batch, int head_kv) {

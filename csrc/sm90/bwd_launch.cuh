@@ -95,14 +95,15 @@ void launch(const char* name, void (*kernel)(Params...), bool early, int64_t blo
   launch_kernel(name, kernel, early, dim3(unsigned(blocks)), threads, shared_bytes, stream, args...);
 }
 
-template <class T>
+template <class T, int kHeadDim, int kHeadDimV>
 void launch_key_bounds(const BwdArgs& args, cudaStream_t stream) {
   const BwdParams& p = args.p;
   const int64_t heads = int64_t(p.batch) * p.num_heads_kv;
-  const int key_blocks = ceil_div(p.seqlen_k, kBoundsKeys);
+  const int groups = ceil_div(p.seqlen_k, bounds_keys(kHeadDim)), warps = kBoundsThreads / 32;
   if (heads == 0) return;
   FLASH_CHECK_CUDA(cudaMemsetAsync(args.key_bounds, 0, size_t(heads) * sizeof(KeyBounds), stream), "key_bounds");
-  launch("bwd_key_bounds", bwd_key_bounds<T>, false, heads * key_blocks, kBoundsThreads, 0, stream, args, key_blocks);
+  launch("bwd_key_bounds", bwd_key_bounds<T, kHeadDim, kHeadDimV>, false, (heads * groups + warps - 1) / warps,
+         kBoundsThreads, 0, stream, args, groups);
 }
 
 template <class T, int kColumns>
@@ -137,7 +138,7 @@ void launch_bwd(const BwdParams& p, Stream stream) {
   BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, copies_bias, Traits::kMayBias);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
-  if (p.deterministic) launch_key_bounds<T>(args, s);
+  if (p.deterministic) launch_key_bounds<T, Traits::kHeadDim, Traits::kHeadDim>(args, s);
   launch_preprocess<T, 64 * Traits::kPanels>(args, s);
   const int64_t blocks = std::min<int64_t>(args.order.count(), multiprocessors(p.device));
   launch("bwd_sm90", bwd_kernel<Traits>, true, blocks, Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
@@ -170,7 +171,7 @@ void launch_bwd_pair(const BwdParams& p, Stream stream) {
   BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, copies_bias, Traits::kMayBias);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
-  if (p.deterministic) launch_key_bounds<T>(args, s);
+  if (p.deterministic) launch_key_bounds<T, Traits::kHeadDim, Traits::kHeadDimV>(args, s);
   launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
   const int64_t pairs = std::min<int64_t>(args.order.count(), pairs_at_once<Traits>(p.device));
   launch("bwd_pair_sm90", bwd_pair_kernel<Traits>, true, 2 * pairs, Traits::kThreads, BwdPairSmem<Traits>::kBytes, s,

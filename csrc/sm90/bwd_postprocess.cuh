@@ -64,7 +64,8 @@ template <class T, int kHeadDim>
 __global__ void __launch_bounds__(32 * PostprocessGrid::kWarps)
     bwd_postprocess(const __grid_constant__ BwdArgs args, PostprocessGrid grid) {
   const BwdParams& p = args.p;
-  const int64_t item = int64_t(blockIdx.x) * PostprocessGrid::kWarps + threadIdx.x / 32;  // heads vary fastest
+  // Heads vary fastest. The last ones come first, whose sums are still in the L2 cache.
+  const int64_t item = int64_t(gridDim.x - 1 - blockIdx.x) * PostprocessGrid::kWarps + threadIdx.x / 32;
   const int head = int(item % p.num_heads), band = int(item / p.num_heads % grid.bands);
   const int64_t batch = item / p.num_heads / grid.bands;
   if (batch >= p.batch) return;

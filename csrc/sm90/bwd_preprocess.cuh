@@ -23,16 +23,6 @@ struct PreprocessTile {
   static constexpr int kPasses = kBandRows * kHeads / kPerPass;  // their loads are in flight together
 };
 
-template <class T>
-__device__ __forceinline__ float dot8(const uint4& x, const uint4& y) {
-  const T* a = reinterpret_cast<const T*>(&x);
-  const T* b = reinterpret_cast<const T*>(&y);
-  float sum = 0.f;
-#pragma unroll
-  for (int i = 0; i < 8; i++) sum = fmaf(to_float(a[i]), to_float(b[i]), sum);
-  return sum;
-}
-
 // Zeros in the accumulators of dQ of one band of `heads` heads.
 __device__ __forceinline__ void clear_accumulators(const BwdArgs& args, int head0, int heads, int64_t band0) {
   const int accum_floats = kBandRows * args.p.head_dim;
