@@ -46,8 +46,6 @@ struct ValueTiles {
 // V is turned around in units of 32 keys and up to 128 columns of a head, in the order in which tiles of queries need
 // them.
 struct ValueUnits {
-  static constexpr int kColumns = 128;
-
   // Dense: of tiles, from the last of a sequence to its first, several heads together. Packed: m_blocks is 0, and tiles
   // follow each other.
   TileOrder order;
