@@ -65,6 +65,7 @@ def test_rows_behind_a_sequence_do_not_count(head_dim):
         {"alibi_slopes": (0.5, 0.03)},
         {"attn_bias": (1, 2, 300, 421)},
         {"attn_bias": (2, 1, 1, 421), "window_size": (100, 10)},
+        {"attn_bias": (1, 2, 1, 421), "causal": True},
         {"softcap": 12.0, "alibi_slopes": (0.5, 0.03), "attn_bias": (1, 2, 300, 421), "sinks": (1.0, -3.0)},
     ],
     ids=str,
@@ -108,6 +109,23 @@ def test_softcap_of_small_and_large_scores(softcap, size, head_dim, dtype):
     p = problem(200, 500, (head_dim, head_dim), dtype=dtype, softcap=softcap)
     p.q *= size
     check(p, "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("steepness", [0.3, 2.0, 20.0])
+def test_softcap_of_growing_scores(steepness, head_dim):
+    """From the form that serves small scores to that of any, in the middle of a tile."""
+    p = problem(300, 900, (head_dim, head_dim), softcap=20.0)
+    p.k *= torch.linspace(steepness, 0.1, 900, device="cuda", dtype=p.k.dtype)[:, None, None]
+    check(p, "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dropout_p", [0.001, 0.5, 0.96, 0.98])
+def test_dropout_of_any_size(dropout_p, head_dim):
+    """Beyond 0.96875 thresholds are no 16-bit floats in order."""
+    for mask in ({}, {"causal": True}):
+        check(problem(300, 421, (head_dim, head_dim), dropout_p=dropout_p, **mask), "sm90", backward=False)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
