@@ -64,6 +64,10 @@ def configs(path: str, config: Config, variant: Variant) -> Iterator[Config]:
     if variant != Variant.PLAIN:
         features = replace(config, softcap=8.0, alibi="heads", bias="hqk", sinks=True)
         yield replace(features, causal=True, dropout_p=0.2)
+        for alone in ("softcap", "alibi", "bias") if path == "sm90" else ():  # which have loops of their own
+            yield replace(config, **{alone: getattr(features, alone)}, causal=True)
+        if path == "sm90":
+            yield replace(config, dropout_p=0.2, causal=True)
         yield replace(features, lengths=lengths, causal=True, bias="k")
         yield replace(features, deterministic=True, window_size=(70, 20))
 
