@@ -35,12 +35,6 @@ MAY_SPILL = {
     "sm90/fwd_sm90_fp8_d256.cu *": 16,
     "sm90/bwd_sm90_d128.cu *": 8,
     "sm90/bwd_sm90_d256.cu *": 64,
-    # Tiles whose accumulators and operands leave nothing of 255 registers: what a block of keys needs once. Loops that
-    # keep less are 3 % slower (bench/NOTES.md).
-    "sm80/fwd_sm80_d96.cu *": 64,
-    "sm80/fwd_sm80_d128.cu *": 80,
-    "sm80/fwd_sm80_d192.cu *": 64,
-    "sm80/fwd_sm80_d256.cu *": 32,
     "simt/*_simt_tf32.cu *": 64,
 }
 

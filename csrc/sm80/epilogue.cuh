@@ -40,6 +40,7 @@ __device__ __forceinline__ void write_results(const FwdMainloop<Traits>& main,
   using TileO = typename Traits::TileO;
   const FwdParams& p = main.params;
   const float* sink = p.sinks ? p.sinks + work.head : nullptr;
+  const FwdScores<Traits> tile = main.score_tile();
   float factor[Traits::kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < Traits::kRowTiles; m++)
@@ -47,16 +48,16 @@ __device__ __forceinline__ void write_results(const FwdMainloop<Traits>& main,
     for (int h = 0; h < 2; h++) {
       const float sum = quad_sum(main.softmax.row_sum[m][h]), reference = main.softmax.reference[m][h];
       const RowResult row = Traits::kGeneral ? finish_row_general(reference, sum, sink, general.keep_scale())
-                                             : finish_row(reference, sum, main.softmax.rounded_sum[m][2 * h]);
+                                             : finish_row(reference, sum, main.softmax.rounded_sum[m][h]);
       factor[m][h] = row.factor;
-      const int i = main.row_of(m, h);
+      const int i = tile.row_of(m, h);
       if (threadIdx.x % 4 == 0 && i < seq.seqlen_q)
         p.lse.ptr[offset_of(p.lse, work.batch_index, seq.q0, i, work.head)] = row.lse;
     }
   stage_rows<T, TileO>(smem, main.warp_row0, 0, main.acc_o, factor);
   __syncwarp();
-  T* out = static_cast<T*>(p.out.ptr) + offset_of(p.out, work.batch_index, seq.q0, main.row0, work.head);
-  store_rows<T, TileO, Traits::kWarpRows, 32>(smem, main.warp_row0, out, p.out.row, seq.seqlen_q - main.row0,
+  T* out = static_cast<T*>(p.out.ptr) + offset_of(p.out, work.batch_index, seq.q0, tile.row0, work.head);
+  store_rows<T, TileO, Traits::kWarpRows, 32>(smem, main.warp_row0, out, p.out.row, seq.seqlen_q - tile.row0,
                                               p.head_dim_v, chunks_aligned(p.out), threadIdx.x % 32);
 }
 

@@ -3,6 +3,7 @@
 
 #include "../ptx/matrix.cuh"
 #include "../ptx/mma.cuh"
+#include "forget.cuh"
 #include "smem_tile.h"
 
 namespace flash::sm80 {
@@ -15,9 +16,22 @@ namespace flash::sm80 {
 template <class Tile>
 class Fragments {
  public:
-  __device__ explicit Fragments(uint32_t tile, int lane = threadIdx.x % 32)
+  __device__ explicit Fragments(uint32_t tile, int lane = int(threadIdx.x % 32))
       : rows_first_(tile + Tile::offset(lane % 16, lane / 16 * 8)),
         cols_first_(tile + Tile::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2 * 8)) {}
+
+  // The same, kept in registers through a loop.
+  __device__ __forceinline__ Fragments kept() const {
+    Fragments f = *this;
+    f.rows_first_ = forget(rows_first_), f.cols_first_ = forget(cols_first_);
+    return f;
+  }
+  // The same of a tile `bytes` behind this one.
+  __device__ __forceinline__ Fragments behind(int bytes) const {
+    Fragments f = *this;
+    f.rows_first_ += bytes, f.cols_first_ += bytes;
+    return f;
+  }
 
   // The same from row row0, column col0 of the tile on; col0 is a multiple of a panel.
   __device__ __forceinline__ Fragments from(int row0, int col0) const {

@@ -18,15 +18,28 @@ __device__ __forceinline__ Work work_of_block(const FwdParams& p) {
 
 template <class Traits>
 __device__ __forceinline__ void fwd_tile_of_queries(const FwdParams& params) {
+  using T = typename Traits::T;
   extern __shared__ __align__(128) char smem[];
   const Work work = work_of_block<Traits>(params);
   const SeqInfo seq = SeqInfo::of(params, work.batch_index);
-  if (work.tile * Traits::kBlockM >= seq.seqlen_q) return;
+  const int row0 = work.tile * Traits::kBlockM;
+  if (row0 >= seq.seqlen_q) return;
 
-  FwdMainloop<Traits> main(params, work, seq, uint32_t(__cvta_generic_to_shared(smem)));
-  const General<typename Traits::T> general(params, main.band, work.batch_index, work.head);
+  const uint32_t shared = uint32_t(__cvta_generic_to_shared(smem));
+  StreamLoader<T, typename Traits::TileQ, Traits::kThreads>(params.q, work.batch_index, seq.q0, row0, work.head,
+                                                            params.head_dim)
+      .load(shared, seq.seqlen_q - row0);
+  const FwdPlace at = FwdPlace::of<Traits>(params, work, seq);
+  FwdMainloop<Traits> main(params, at, smem, shared);
+  auto& general = *reinterpret_cast<General<T>*>(smem + Traits::kSmem.general);
+  static_assert(sizeof(FwdPlace) <= Traits::kSmem.general - Traits::kSmem.place);
+  static_assert(sizeof(General<T>) <= Traits::kSmem.references - Traits::kSmem.general);
+  if (threadIdx.x == 0) {
+    main.place = at;
+    if constexpr (Traits::kGeneral) general = General<T>(params, Band::of(params, seq), work.batch_index, work.head);
+  }
   main.run(general);
-  write_results(main, general, work, seq, smem);
+  write_results(main, general, main.place.work, main.place.seq, smem);
 }
 
 template <class Traits>

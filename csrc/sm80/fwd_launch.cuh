@@ -20,8 +20,8 @@ void launch_fwd(const FwdParams& p, cudaStream_t stream) {
   if (blocks == 0) return;
   FLASH_CHECK_ARG(blocks <= INT_MAX, "batch * num_heads * seqlen_q / ", Traits::kBlockM, " must be below 2^31, got ",
                   blocks);
-  allow_shared_memory(fwd_kernel<Traits>, Traits::kSmemBytes);
-  fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, Traits::kSmemBytes, stream>>>(p);
+  allow_shared_memory(fwd_kernel<Traits>, Traits::kSmem.bytes);
+  fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, Traits::kSmem.bytes, stream>>>(p);
   check_launch("fwd_sm80");
 }
 
@@ -33,8 +33,8 @@ struct FwdSm80 {
 
   static void fwd(const FwdParams& p, Stream stream) {
     const DeviceGuard guard(p.device);
-    if constexpr (!fits(kSharedMemorySm86, 1, Traits<false>::kSmemBytes))
-      if (!fits(shared_memory_of(p.device), 1, Traits<false>::kSmemBytes))
+    if constexpr (!fits(kSharedMemorySm86, 1, Traits<false>::kSmem.bytes))
+      if (!fits(shared_memory_of(p.device), 1, Traits<false>::kSmem.bytes))
         return launch_fwd<Traits<true>>(p, cuda_stream(stream));
     launch_fwd<Traits<false>>(p, cuda_stream(stream));
   }

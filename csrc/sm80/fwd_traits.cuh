@@ -20,7 +20,7 @@ struct FwdTraits {
   using TileV = SmemTile<kBlockN, kHeadDimV>;
   using TileO = SmemTile<kBlockM, kHeadDimV>;  // takes Q's place: each warp writes where only it read
   static_assert(TileO::kBytes <= TileQ::kBytes);
-  static constexpr int kSmemBytes = fwd_smem_bytes(kTile, kHeadDim, kHeadDimV);
+  static constexpr FwdSmem kSmem = fwd_smem(kTile, kHeadDim, kHeadDimV);
 };
 
 }  // namespace flash::sm80

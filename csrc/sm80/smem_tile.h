@@ -42,8 +42,8 @@ struct CopyLanes {
   static constexpr int kLanesPerRow = kCols / 8, kRowsPerPass = kThreads / kLanesPerRow;
   static_assert(Tile::kRows % kRowsPerPass == 0 && (kRowsPerPass % 8 == 0 || kThreads == 32));
 
-  FLASH_HD static constexpr int row(int thread) { return thread / kLanesPerRow; }
-  FLASH_HD static constexpr int col(int thread) { return thread % kLanesPerRow * 8; }
+  FLASH_HD static constexpr int row(unsigned thread) { return int(thread / kLanesPerRow); }
+  FLASH_HD static constexpr int col(unsigned thread) { return int(thread % kLanesPerRow * 8); }
 };
 
 }  // namespace flash::sm80

@@ -26,6 +26,11 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+template <int kN>
+struct alignas(4 * kN) Float {
+  float at[kN];
+};
+
 template <class T, int kRowTiles>
 struct Softmax {
   // fp16: the maximum becomes 2^-8, which leaves room for 2^24 above it.
@@ -33,19 +38,39 @@ struct Softmax {
   static constexpr float kLargestSum = 0x1p64f;
   static constexpr uint32_t kOnes = __is_same(T, __half) ? 0x3C003C00u : 0x3F803F80u;
 
-  float reference[kRowTiles][2];    // of rows lane / 4 and lane / 4 + 8; +inf: no key yet, exp2(-inf - inf) = 0
+  // Of rows lane / 4 and lane / 4 + 8.
+  float reference[kRowTiles][2];    // of this block of keys; +inf: no key yet, exp2(-inf - inf) = 0
   float row_sum[kRowTiles][2];      // of the lane's columns
-  float rounded_sum[kRowTiles][4];  // an accumulator fragment: all columns are equal, only the even ones are used
+  float rounded_sum[kRowTiles][2];  // of all columns
 
-  __device__ __forceinline__ void reset() {
+  // Between blocks of keys the references lie in shared memory (rows): the product of Q and K has no registers for
+  // them. `references` is where the lane's begin, the same for the four lanes that share the rows.
+  __device__ __forceinline__ void load_references(const float* references) {
+    using Vector = Float<2 * kRowTiles>;
+    const Vector x = *reinterpret_cast<const Vector*>(references);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) reference[m][h] = x.at[2 * m + h];
+  }
+  __device__ __forceinline__ void store_references(float* references) const {
+    if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) references[2 * m + h] = reference[m][h];
+  }
+
+  __device__ __forceinline__ void reset(float* references) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         reference[m][h] = INFINITY;
         row_sum[m][h] = 0.f;
-        rounded_sum[m][2 * h] = rounded_sum[m][2 * h + 1] = 0.f;
+        rounded_sum[m][h] = 0.f;
       }
+    store_references(references);
   }
 
   // Raises the references to the maximum of acc_s (+ headroom) and rescales what was summed with the old ones.
@@ -75,7 +100,7 @@ struct Softmax {
         const float scale = exp2_approx((before[m][h] - after[m][h]) * exp2_scale);
         reference[m][h] = after[m][h];
         row_sum[m][h] *= scale;
-        rounded_sum[m][2 * h] *= scale;
+        rounded_sum[m][h] *= scale;
 #pragma unroll
         for (int d = 0; d < kD; d++) {
           acc_o[m][d][2 * h] *= scale;
@@ -89,7 +114,7 @@ struct Softmax {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-      for (int h = 0; h < 2; h++) out |= !(rounded_sum[m][2 * h] < kLargestSum);
+      for (int h = 0; h < 2; h++) out |= !(rounded_sum[m][h] < kLargestSum);
     return out;
   }
 };

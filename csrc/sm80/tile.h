@@ -15,9 +15,20 @@ struct FwdTile {
   constexpr int threads() const { return 32 * warps(); }
 };
 
-// sQ | two stages of (sK | sV)
-constexpr int fwd_smem_bytes(const FwdTile& t, int head_dim, int head_dim_v) {
-  return 2 * (t.kBlockM * head_dim + 2 * t.kBlockN * (head_dim + head_dim_v));
+// sQ | two stages of (sK | sV) | what the loop has no registers for: where the block is, what a general variant does to
+// scores, the references of the rows
+struct FwdSmem {
+  int kv, place, general, references, bytes;  // where each begins, sQ at 0, and the end
+};
+
+constexpr FwdSmem fwd_smem(const FwdTile& t, int head_dim, int head_dim_v) {
+  FwdSmem s{};
+  s.kv = 2 * t.kBlockM * head_dim;
+  s.place = s.kv + 2 * 2 * t.kBlockN * (head_dim + head_dim_v);
+  s.general = s.place + 64;
+  s.references = s.general + 192;
+  s.bytes = s.references + 4 * t.kBlockM;
+  return s;
 }
 
 // Shared memory bounds the products (128 bytes per clock), so a warp owns 32 rows wherever its registers hold them: out

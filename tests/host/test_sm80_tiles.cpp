@@ -179,7 +179,7 @@ void test_tiles_fit() {
       const int d = key.head_dim, dv = key.head_dim_v;
       if (key.pass == Pass::kFwd) {
         const FwdTile large = fwd_tile(d, dv), small = fwd_tile(d, dv, true);
-        EXPECT(fits(device, 1, fwd_smem_bytes(large, d, dv)) || fits(device, 1, fwd_smem_bytes(small, d, dv)),
+        EXPECT(fits(device, 1, fwd_smem(large, d, dv).bytes) || fits(device, 1, fwd_smem(small, d, dv).bytes),
                "forward ", d, "/", dv, " in ", device.per_block);
         EXPECT(large.kBlockM % (16 * large.kRowTiles) == 0 && large.kBlockN % 32 == 0, "forward ", d, "/", dv);
         EXPECT(registers_fit(large) && registers_fit(small), "forward ", d, "/", dv);
@@ -191,6 +191,11 @@ void test_tiles_fit() {
       }
     }
   }
+  // What lies behind the tiles costs no block: two of head_dim 64 on every device, also in the backward's single stage.
+  const int forward = fwd_smem(fwd_tile(64, 64), 64, 64).bytes;
+  for (const SharedMemory& device : devices) EXPECT(fits(device, 2, forward), "forward 64 twice");
+  EXPECT(fits(kSharedMemorySm80, 2, bwd_smem(bwd_tile(64, 64), 64, 64).bytes(1)), "backward 64 twice");
+  EXPECT(fits(kSharedMemorySm90, 2, fwd_smem(fwd_tile(128, 128), 128, 128).bytes), "forward 128 twice");
   EXPECT(choose_stages(kSharedMemorySm86, 2, 60 * 1024, 40 * 1024) == 1, "two blocks of one stage");
   EXPECT(choose_stages(kSharedMemorySm90, 2, 60 * 1024, 40 * 1024) == 2, "two blocks of two stages");
 }
