@@ -41,9 +41,10 @@ inline void check_aligned(const Strided& t, const char* name) {
 }
 
 // The main kernels add dS to the gradient of a bias where it goes: atomically, one number at a time. A bias of one row
-// or column would get all of it in a few places, and the order of the additions is not fixed.
+// or column would get all of it in a few places, and the order of the additions is not fixed. With softcap dS holds its
+// derivative, which the gradient of a bias, added behind it, does not.
 inline bool adds_to_dbias(const BwdParams& p) {
-  return p.dbias.ptr != nullptr && !p.deterministic && p.dbias.row != 0 && p.dbias.col == 1;
+  return p.dbias.ptr != nullptr && !p.deterministic && p.dbias.row != 0 && p.dbias.col == 1 && p.softcap == 0.f;
 }
 
 inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k, bool copies_bias, bool natural_lse) {
