@@ -1,6 +1,8 @@
 // Polynomials for softcap: special functions are what is short, so they serve where arguments allow.
 #pragma once
 
+#include <algorithm>
+
 #include "../attn/host_device.h"
 #include "../params.h"
 
@@ -47,15 +49,22 @@ struct Softcap {
 };
 
 struct SoftcapArgs {
-  Softcap<TanhLine> exponent_line;  // to what exp2 takes
+  static constexpr float kMaxError = 5e-5f;  // of a score that something is added to
+  Softcap<TanhLine> exponent_line;           // to what exp2 takes
   Softcap<TanhShort> exponent_short;
   Softcap<TanhLong> exponent_long, tanh_long;
   float x_per_qk;
 
   static SoftcapArgs of(const AttnParams& p, float scale_log2) {
     const float x_per_qk = p.softcap != 0.f ? p.softmax_scale / p.softcap : 1.f;
-    return {Softcap<TanhLine>::of(x_per_qk, scale_log2), Softcap<TanhShort>::of(x_per_qk, scale_log2),
-            Softcap<TanhLong>::of(x_per_qk, scale_log2), Softcap<TanhLong>::of(x_per_qk, 1.f), x_per_qk};
+    SoftcapArgs a{Softcap<TanhLine>::of(x_per_qk, scale_log2), Softcap<TanhShort>::of(x_per_qk, scale_log2),
+                  Softcap<TanhLong>::of(x_per_qk, scale_log2), Softcap<TanhLong>::of(x_per_qk, 1.f), x_per_qk};
+    if (p.alibi_slopes != nullptr || p.bias.ptr != nullptr) {
+      // They may cancel a large score, and the LSE, small then, shows its absolute error.
+      const float largest = kMaxError / (TanhLong::kError * p.softmax_scale);
+      a.tanh_long.max_square = std::min(a.tanh_long.max_square, largest * largest);
+    }
+    return a;
   }
 };
 

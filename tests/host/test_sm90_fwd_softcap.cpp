@@ -39,6 +39,23 @@ void test_args() {
   EXPECT(args.exponent_line.max_square < args.exponent_short.max_square &&
              args.exponent_short.max_square < args.exponent_long.max_square,
          "in order of size");
+
+  const float slopes[1] = {1.f};
+  for (float softcap : {1.f, 15.f, 50.f}) {
+    p.softcap = softcap;
+    const SoftcapArgs alone = SoftcapArgs::of(p, 1.f);
+    p.alibi_slopes = slopes;
+    const SoftcapArgs added_to = SoftcapArgs::of(p, 1.f);
+    p.alibi_slopes = nullptr;
+    EXPECT(added_to.tanh_long.max_square <= alone.tanh_long.max_square, "the polynomial serves fewer");
+    const float largest = std::sqrt(added_to.tanh_long.max_square);
+    for (int i = 0; i <= 1000; i++) {
+      const float q_k = i / 1000.f * largest;
+      const double want = softcap * std::tanh(double(q_k) * added_to.x_per_qk);
+      const double got = double(softcap) * q_k * added_to.tanh_long.factor(q_k * q_k);
+      EXPECT(std::abs(got - want) <= SoftcapArgs::kMaxError * 1.1, softcap, " ", q_k, ": ", got, " ", want);
+    }
+  }
 }
 
 }  // namespace
