@@ -28,7 +28,7 @@ MAY_SPILL = {
     "sm90/* *Traits<*, true>>": 128,
     # Of the backward, each option alone: half of it is the helper's, once in a step. The loop for any of them together
     # and the pairs' spill more (bench/NOTES.md says what they cost).
-    "sm90/bwd_* *Traits<*, true, *>>": 400,
+    "sm90/bwd_* *Traits<*, true, *>>": 512,
     "sm90/bwd_* *Traits<*, true, 0>>": 1400,
     "sm80/* *Traits<*, true, *>>": 512,
     # Between tiles of keys, not in a step of them.

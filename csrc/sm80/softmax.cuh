@@ -54,6 +54,7 @@ struct Softmax {
       for (int h = 0; h < 2; h++) reference[m][h] = x.at[2 * m + h];
   }
   __device__ __forceinline__ void store_references(float* references) const {
+    __syncwarp();  // all four have read what was there
     if (threadIdx.x % 4 != 0) return;
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
