@@ -19,9 +19,9 @@ TORCH_API at::ScalarType get_autocast_dtype(at::DeviceType device_type);
 namespace {
 
 // What decides about a call, as bytes, so that one that was checked before is found with one lookup: sizes, strides,
-// dtype, device and 16-byte alignment of every tensor, the numbers that are added, and in the last byte whether a
-// gradient is wanted. Empty where torch's dispatcher has to see the call: tensor subclasses, modes, transforms,
-// forward-mode differentiation, an autocast that converts.
+// dtype, device, 16-byte alignment and requires_grad of every tensor (not every input may have a gradient), the numbers
+// that are added, and in the last byte whether a gradient is wanted. Empty where torch's dispatcher has to see the
+// call: tensor subclasses, modes, transforms, forward-mode differentiation, an autocast that converts.
 class Signature {
  public:
   Signature() {
@@ -48,7 +48,7 @@ class Signature {
     plain_ = plain_ && (t.key_set().raw_repr() & ~kPlainKeys.raw_repr()) == 0 && dim <= kMaxDim &&
              !t._fw_grad(0).defined();  // forward-mode differentiation
     if (!plain_) return;
-    add(dim << 32 | int64_t(t.scalar_type()) << 24 | int64_t(t.is_cuda()) << 16 |
+    add(int64_t(t.requires_grad()) << 40 | dim << 32 | int64_t(t.scalar_type()) << 24 | int64_t(t.is_cuda()) << 16 |
         int64_t(uint8_t(t.get_device())) << 8 | int64_t(reinterpret_cast<uintptr_t>(t.const_data_ptr()) % 16));
     for (const int64_t size : t.sizes()) add(size);
     for (const int64_t stride : t.strides()) add(stride);

@@ -90,6 +90,7 @@ __device__ __forceinline__ void run_helper(const BwdArgs& args, Place place, uin
       next = block.steps.ahead(next, 1);
     }
     index = end;
+    __syncwarp();  // every lane has read the tile
     if (is_first_lane) ptx::mbarrier_arrive(place.smem.tile_empty(tile));
   }
 }

@@ -159,7 +159,7 @@ int pairs_at_once(int device) {
     config.dynamicSmemBytes = size_t(kBytes);
     int pairs = 0;
     FLASH_CHECK_CUDA(cudaOccupancyMaxActiveClusters(&pairs, bwd_pair_kernel<Traits>, &config), "bwd_pair_sm90");
-    return pairs;
+    return std::max(1, pairs);  // a launch that cannot be says so
   });
 }
 

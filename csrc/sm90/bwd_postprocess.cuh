@@ -68,10 +68,10 @@ __global__ void __launch_bounds__(32 * PostprocessGrid::kWarps)
   const int64_t item = int64_t(gridDim.x - 1 - blockIdx.x) * PostprocessGrid::kWarps + threadIdx.x / 32;
   const int head = int(item % p.num_heads), band = int(item / p.num_heads % grid.bands);
   const int64_t batch = item / p.num_heads / grid.bands;
+  ptx::griddepcontrol_wait();  // also without work: what follows this kernel may need what main writes
   if (batch >= p.batch) return;
   const SeqInfo seq = SeqInfo::of(p, int(batch));
   if (band * kBandRows >= seq.seqlen_q) return;
-  ptx::griddepcontrol_wait();
   write_dq<T, kHeadDim>(args, seq, int(batch), head, band);
 }
 

@@ -39,7 +39,8 @@ void launch_fp8(const FwdParams& p, Stream stream) {
   // As many heads together as are worked on at a time.
   const int heads =
       args.order.longest_first ? args.order.section : ceil_div(most_blocks, max_of(1, args.order.m_blocks));
-  args.value_units = ValueUnits::of(p, args.value_tiles, heads / args.group, Traits::kUnits);
+  args.value_units =
+      ValueUnits::of(p, args.value_tiles, min_of(heads / args.group, p.batch * p.num_heads_kv), Traits::kUnits);
   args.values = static_cast<uint8_t*>(p.workspace);
   args.values_ready = reinterpret_cast<uint32_t*>(args.values + workspace.bytes_of_values);
   args.claimed = args.values_ready + workspace.tiles;

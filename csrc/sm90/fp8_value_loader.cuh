@@ -59,6 +59,7 @@ class Fp8ValueLoader {
     do {
       ready = __ballot_sync(~0u, index >= lane && ptx::ld_acquire(args.values_ready + index - lane) == Traits::kUnits);
     } while ((ready & 1) == 0);
+    __syncwarp();  // what a lane has acquired, lane 0 may copy
     ptx::fence_proxy_async_global();
   }
 };

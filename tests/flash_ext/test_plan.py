@@ -26,6 +26,15 @@ def test_autocast_that_converts_nothing_takes_the_short_way(monkeypatch):
     assert torch.equal(out, flash_ext.forward(q, q, q))
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_gradient_that_cannot_be_is_refused_in_repeated_calls(grad):
+    q = make(grad=grad)
+    flash_ext.forward(q, q, q, alibi_slopes=torch.rand(4))
+    flash_ext.forward(q, q, q, alibi_slopes=torch.rand(4))
+    with pytest.raises(ValueError, match="alibi_slopes"):
+        flash_ext.forward(q, q, q, alibi_slopes=torch.rand(4, requires_grad=True))
+
+
 def refuse_new_plans(monkeypatch):
     monkeypatch.setattr(flash_ext.interface, "check_call", lambda *_: pytest.fail("checked again"))
 
