@@ -45,11 +45,13 @@ __device__ __forceinline__ void load_queries(const BwdArgs& args, const BwdBlock
   ptx::bulk_load(smem.stats(stage), args.stats + band * kBandStats, bar, Traits::kStatsBytes);
   load_tile<Traits::kPanels>(smem.dout(stage), Traits::kBlockM * 128, &args.map_dout, bar, row,
                              head * args.step_dout.head, batch * args.step_dout.batch);
-  if (!copies_bias) return;
+  if constexpr (Traits::kMayBias) {
+    if (!copies_bias) return;
 #pragma unroll
-  for (int w = 0; w < Traits::kMainWarpgroups; w++)
-    ptx::tma_load(smem.bias(stage, w), &args.map_bias, bar, block.n_block * Traits::kBlockN + 64 * w,
-                  step.m_block * Traits::kBlockM, head * args.step_bias.head, block.batch * args.step_bias.batch);
+    for (int w = 0; w < Traits::kMainWarpgroups; w++)
+      ptx::tma_load(smem.bias(stage, w), &args.map_bias, bar, block.n_block * Traits::kBlockN + 64 * w,
+                    step.m_block * Traits::kBlockM, head * args.step_bias.head, block.batch * args.step_bias.batch);
+  }
 }
 
 // Whether memory goes on behind the last key that is used; where it does not, the copies bring zeros.
