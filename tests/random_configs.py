@@ -108,8 +108,9 @@ def with_lengths(rng: random.Random, config: Config, longest: int) -> Config:
 
 
 def sees_one_key(config: Config) -> bool:
-    """Whether all rows of a sequence see one key only, or two that dropout thins out: then their gradient of the scores is
-    zero, or nearly, and what is left of it is rounding, which plain attention in 16 bit has none of."""
+    """Whether the rows of a sequence see one key only, or two that dropout thins out, or all keys of a causal one are so
+    few that half of its rows do: then their gradient of the scores is zero, or nearly, and what is left of it is rounding,
+    which plain attention in 16 bit has none of."""
     left, right = config.window_size
     right = 0 if config.causal else right
     few = 2 if config.dropout_p else 1
@@ -117,6 +118,7 @@ def sees_one_key(config: Config) -> bool:
         return True
     pairs = config.lengths or ((config.seqlen_q, config.seqlen_k),)
     keys = config.used or [n for _, n in pairs]
+    few += right >= 0
     return any(queries and 1 <= n <= few for (queries, _), n in zip(pairs, keys, strict=True))
 
 
