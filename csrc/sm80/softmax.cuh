@@ -5,9 +5,8 @@
 // the last one) is the reference, and the other blocks neither look for a maximum nor rescale out. Two sums make that
 // exact:
 //   row_sum      of the fp32 probabilities gives the lse;
-//   rounded_sum  of the 16-bit probabilities, by a product with ones, normalises out. A key that outweighs all others
-//   then
-//                gives exactly its v, whatever its probability was rounded to.
+//   rounded_sum  of the 16-bit probabilities, by a product with ones, normalises out. A key that outweighs all
+//                others then gives exactly its v, whatever its probability was rounded to.
 // Should a sum leave the range (scores more than 64 log2 units above the reference; 24 in fp16, whose largest number is
 // 2^16), the block starts again with the running maximum in every key block.
 #pragma once

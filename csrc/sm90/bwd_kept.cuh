@@ -1,5 +1,5 @@
-// Which entries dropout keeps. The bits of 64 keys x 64 queries are made by a warp that has nothing else to do, and lie
-// in shared memory as one word per thread of the main warpgroup that uses them.
+// Which entries dropout keeps. The bits of 64 keys x 64 queries are made by warps of the producer warpgroup, and lie in
+// shared memory as one word per thread of the main warpgroup that uses them.
 #pragma once
 
 #include "../attn/dropout.h"
@@ -7,8 +7,6 @@
 #include "bwd_args.cuh"
 
 namespace flash::sm90 {
-
-inline constexpr int kKeptBytes = 128 * int(sizeof(uint32_t));  // of one warpgroup and step
 
 // This thread's word.
 __device__ __forceinline__ uint32_t kept_bits(uint32_t words) {

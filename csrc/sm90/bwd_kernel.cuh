@@ -4,7 +4,7 @@
 //
 //   warpgroups 0, 1   64 keys each: S, P, dP, dS, dV, dK          bwd_consumer.cuh
 //   warpgroup 2       dQ                                          bwd_dq.cuh
-//   warpgroup 3       claims tiles, copies                        bwd_loader.cuh
+//   warpgroup 3       claims tiles, copies; dropout's bits, dbias  bwd_loader.cuh, bwd_helper.cuh
 //
 // Barriers stand in bwd_args.cuh.
 #pragma once

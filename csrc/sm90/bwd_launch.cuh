@@ -1,4 +1,4 @@
-// Host side of the Hopper backward: workspace, tensor maps, the three launches.
+// Host side of the Hopper backward: workspace, tensor maps, the launches.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ inline void check_aligned(const Strided& t, const char* name) {
                   ", ", t.row, ", ", t.head, ")");
 }
 
-// The main kernels add dS to the gradient of a bias where it goes: atomically, one number at a time. A bias of one row
+// The main kernels add dS to the gradient of a bias where it goes, atomically (bwd_helper.cuh). A bias of one row
 // or column would get all of it in a few places, and the order of the additions is not fixed. With softcap dS holds its
 // derivative, which the gradient of a bias, added behind it, does not.
 inline bool adds_to_dbias(const BwdParams& p) {

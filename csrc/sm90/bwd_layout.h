@@ -45,10 +45,11 @@ struct BwdWorkspace {
   }
 };
 
-// Dropout's bits of 64 keys x 64 queries: one word for each thread of a main warpgroup, made by one warp. A call of the
-// generator serves eight keys of a query (attn/dropout.h): pairs of neighbours, which belong to two lanes of a warp, in
-// either half of the 16 keys of two warps. So a lane that calls it for the keys kept_key + 8 i + {0, 1} and the queries
-// kept_query + 8 group + {0, 1} makes the words of four threads: kept_thread(lane, i / 2, key of the pair).
+// Dropout's bits of 64 keys x 64 queries: one word for each thread of a main warpgroup, made by one or two warps
+// (bwd_kept.cuh). Of a call of the generator (attn/dropout.h) a lane uses the eight keys of a query that lie in its 32:
+// pairs of neighbours, which belong to two lanes of a warp, in either half of the 16 keys of two warps. So a lane that
+// calls it for the keys kept_key + 8 i + {0, 1} and the queries kept_query + 8 group + {0, 1} makes the words of four
+// threads: kept_thread(lane, i / 2, key of the pair).
 FLASH_HD int kept_key(int lane) { return lane / 16 * 32 + lane / 4 % 4 * 2; }
 FLASH_HD int kept_query(int lane) { return lane % 4 * 2; }
 FLASH_HD int kept_thread(int lane, int warp, int of_pair) {

@@ -53,8 +53,8 @@ struct BwdPairTraits {
 //   dout_empty   8 warps of these                           dO loader                                   parity 1
 //   bias_full    1 + bytes of bias, copied into the slot    warpgroup 0, instead of slot_empty          parity 0
 //   p_full       4 warps of warpgroup 0                     warpgroup 1                                 parity 0
-//   ds_full      4 warps of warpgroup 1                     warpgroup 2, helper; the last arrival sends dS to the other
-//   block peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
+//   ds_full      4 warps of warpgroup 1; the last sends dS  warpgroup 2, helper                         parity 0
+//   peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
 //   slot_empty   4 + 4 remote warps of the warpgroups 2,    warpgroup 0, or the loader of bias          parity 1
 //                the helper, if it adds to dbias
 template <class Traits>

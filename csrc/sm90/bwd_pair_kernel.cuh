@@ -5,6 +5,7 @@
 //   warpgroup 0   S, P, dV      bwd_pair_values.cuh
 //   warpgroup 1   dP, dS, dK    bwd_pair_keys.cuh
 //   warpgroup 2   dQ            bwd_pair_dq.cuh
+//   warpgroup 3   claims tiles, copies; dropout's bits, dbias    bwd_pair_loader.cuh, bwd_helper.cuh
 //
 // As many pairs as fit onto the device work through tiles of 128 keys. Barriers stand in bwd_pair_args.cuh.
 #pragma once

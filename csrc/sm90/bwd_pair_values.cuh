@@ -24,13 +24,14 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
   __device__ __forceinline__ uint32_t keys_full() const { return smem.k_full(); }
   __device__ __forceinline__ uint32_t keys_empty() const { return smem.k_empty(); }
 
-  // P, in general variants times d score / d S and negative where dropped, goes to warpgroup 1.
+  // Until the slot may be written.
   __device__ __forceinline__ void wait_slot() {
     if (Traits::kMayBias && args.copies_bias)  // bias has come into it
       ptx::mbarrier_wait(smem.bias_full(this->slot()), this->slot_phase());
     else
       ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
   }
+  // P, in general variants times d score / d S and negative where dropped, goes to warpgroup 1.
   __device__ __forceinline__ void hand_over() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.p_full(this->slot()));

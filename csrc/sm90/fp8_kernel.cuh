@@ -1,4 +1,5 @@
-// FP8 attention forward for Hopper: the 16-bit forward's producer, tiles and loop (fwd_kernel.cuh) around 8-bit blocks.
+// FP8 attention forward for Hopper: the 16-bit forward's producer, tiles and loop (fwd_kernel.cuh) around 8-bit blocks;
+// spare warps turn V around and load it.
 #pragma once
 
 #include "../ptx/griddep.cuh"

@@ -2,9 +2,10 @@
 //
 // P = exp2(s * scale - shift) with a shift that makes the row's maximum so far 256: a power of two is exact in e4m3,
 // and the largest entry counts most; 448, beyond which the conversion saturates without a sign, is never near; and
-// below are seventeen binary orders for the others. So every block looks for its maximum. That is cheap where it is not
-// negative: floats that are not compare as integers do, negative ones are below them, and an integer maximum of three
-// numbers is one instruction. What was accumulated is touched only where the maximum of one of the warp's rows rises.
+// below are seventeen binary orders for the others. So every block looks for its maximum. That is cheap where the
+// largest so far is not negative: then floats may be compared as integers, since negative ones are below it in either
+// order, and an integer maximum of three numbers is one instruction. What was accumulated is touched only where the
+// maximum of one of the warp's rows rises.
 #pragma once
 
 #include <math_constants.h>

@@ -68,7 +68,8 @@ struct Descales {
   }
 };
 
-// One more barrier than those of fwd_traits.cuh:
+// One more barrier than those of fwd_traits.cuh, where the value loader takes the producer's part at v_full and
+// v_empty, waits for tile_full and arrives once at tile_empty, and v_landed is not used:
 //
 //   barrier      count       arrives               waits              first
 //   raw_full[w]  1 + bytes   transposer w, TMA     transposer w       0

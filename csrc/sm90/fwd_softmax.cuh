@@ -1,10 +1,10 @@
 // The softmax of one warpgroup's rows, a block of scores at a time. A thread owns two rows, 8 apart (wgmma.cuh).
 //
 // P = exp2((s - reference) * scale) needs no running maximum, only a reference that keeps exp2 in range. The first
-// block's maximum is the reference; later blocks take it as it is, and the partial row sums, needed in any case, show
-// when it is too small: then, and only then, the block is computed again from its scores with the maximum, and
-// everything accumulated so far is brought to the new reference. A floating-point P loses nothing by being larger
-// than 1.
+// block's maximum is the reference; later blocks without a mask take it as it is, and the partial row sums, needed in
+// any case, show when it is too small: then the block is computed again from its scores with the maximum, everything
+// accumulated so far is brought to the new reference, and the next kCalm blocks look for their maximum at once. A
+// floating-point P loses nothing by being larger than 1.
 #pragma once
 
 #include <math_constants.h>

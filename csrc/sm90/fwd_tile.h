@@ -14,7 +14,7 @@ enum class Order : uint8_t {
 
 struct FwdTile {
   int warpgroups;  // consumers, 64 query rows each: kBlockM = 64 * warpgroups
-  int block_n;     // keys of a block; a multiple of 16, of 32 in general variants (dropout draws 32 columns at a time)
+  int block_n;     // keys of a block; a multiple of 16, 64 in general variants (fwd_traits.cuh)
   int kv_stages;   // blocks of K, and of V, in shared memory
   int q_stages;    // 2: the next tile's Q is loaded while this one's is in use
   Order order;

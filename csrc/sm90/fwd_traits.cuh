@@ -43,7 +43,7 @@ struct FwdTraits {
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
                 (kWarpgroups + 1) * kRegistersAtLaunch);
   static_assert(kBlockN % 16 == 0 && kBlockN <= 256, "keys of a block");
-  static_assert(!kGeneral || kBlockN == 64, "a block of bias is one panel, and dropout draws 32 columns at a time");
+  static_assert(!kGeneral || kBlockN == 64, "a block of bias is one panel, and so many columns share dropout's calls");
   static_assert(!kGeneral || kTile.bias_stages > 0, "bias by the copy engine");
   static_assert(kHeadDim % 16 == 0 && kHeadDimV % 16 == 0);
 };

@@ -1,5 +1,6 @@
-// Which of the options that general variants serve a call uses. Up to head_dim 128 each option alone has a loop of its
-// own, and there is one for all together: jumps over the code of the others cost 2 to 12 % at head_dim 64.
+// Which of the options that general variants serve a call uses. Each option alone has code of its own, a
+// loop of the forward's kernel up to head_dim 128 and a kernel of the backward, and there is one for all together:
+// jumps over the code of the others cost the forward 2 to 12 % at head_dim 64.
 #pragma once
 
 #include "../ptx/tensor_map.h"
