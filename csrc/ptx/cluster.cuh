@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-// Of a kernel that runs in clusters of this shape. Architectures before sm_90, for which an extension's files are compiled
-// too, refuse the attribute.
+// Of a kernel that runs in clusters of this shape. Architectures before sm_90, for which an extension's files are
+// compiled too, refuse the attribute.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define FLASH_CLUSTER(...)
 #else
