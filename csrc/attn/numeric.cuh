@@ -54,6 +54,15 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
   }
 }
 
+template <class T>
+__device__ __forceinline__ float2 unpack2(uint32_t x) {
+  if constexpr (__is_same(T, __half)) {
+    return __half22float2(*reinterpret_cast<const __half2*>(&x));
+  } else {
+    return {__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000u)};
+  }
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {  // ex2.approx.ftz: exp2(-inf) = 0, 2 ulp
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

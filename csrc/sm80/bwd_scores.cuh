@@ -74,8 +74,8 @@ struct BwdScores {
       for (int i = 0; i < 2; i++) {
         const int row = row0 + query_of(n) + i;
         const float row_lse = i == 0 ? lse.x : lse.y, row_delta = i == 0 ? delta.x : delta.y;
-        Philox random{};  // one octet serves all the lane's keys: they lie in one group of 32
-        if (general.drops()) random = general.octet(row, key_of(0, 0));
+        Philox random{};  // one draw serves all the lane's keys: they lie in one group of 64
+        if (general.drops()) random = general.draw(row, key_of(0, 0));
 #pragma unroll
         for (int m = 0; m < kRowTiles; m++) {
 #pragma unroll

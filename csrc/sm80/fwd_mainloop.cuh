@@ -252,7 +252,7 @@ struct FwdMainloop {
           if (general.drops()) {
             if (g % 2 == 0) {
               const FwdScores<Traits> tile = score_tile();
-              for (int h = 0; h < 2; h++) random[m][h] = general.octet(tile.row_of(m, h), tile.col_of(2 * g));
+              for (int h = 0; h < 2; h++) random[m][h] = general.draw(tile.row_of(m, h), tile.col_of(2 * g));
             }
 #pragma unroll
             for (int n = 2 * g; n < 2 * g + 2; n++)

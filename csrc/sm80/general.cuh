@@ -27,7 +27,7 @@ class General {
   __device__ __forceinline__ bool drops() const { return drops_; }
   __device__ __forceinline__ float keep_scale() const { return drops_ ? dropout_.scale : 1.f; }
   // The random bits of the lane's columns of `row` in the 64 that hold `col`; they serve both halves.
-  __device__ __forceinline__ Philox octet(int row, int col) const { return dropout_.draw(head_index_, row, col); }
+  __device__ __forceinline__ Philox draw(int row, int col) const { return dropout_.draw(head_index_, row, col); }
   __device__ __forceinline__ bool keep(const Philox& random, int col) const { return dropout_.keep(random, col); }
 
  private:

@@ -14,6 +14,17 @@ __device__ __forceinline__ bool chunks_aligned(const Strided& t) {
   return (reinterpret_cast<uintptr_t>(t.ptr) % 16 | ((t.batch | t.row | t.head) % 8)) == 0;
 }
 
+// A chunk of which `elements` numbers exist.
+template <class T>
+__device__ __forceinline__ void copy_elements(uint32_t target, const T* source, int elements) {
+#pragma unroll 1
+  for (int i = 0; i < 8; i++) {
+    const T x = i < elements ? source[i] : from_float<T>(0.f);
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(target + 2 * i), "h"(*reinterpret_cast<const uint16_t*>(&x))
+                 : "memory");
+  }
+}
+
 // Copies tiles of SmemTile `Tile` with kThreads threads.
 template <class T, class Tile, int kThreads>
 class RowLoader {
@@ -58,15 +69,6 @@ class RowLoader {
           copy_elements(target + Tile::shift(r, c), source + c, elements);
         }
       }
-  }
-
-  __device__ __forceinline__ static void copy_elements(uint32_t target, const T* source, int elements) {
-#pragma unroll 1
-    for (int i = 0; i < 8; i++) {
-      const T x = i < elements ? source[i] : from_float<T>(0.f);
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(target + 2 * i), "h"(*reinterpret_cast<const uint16_t*>(&x))
-                   : "memory");
-    }
   }
 
   const T* source_;  // (rows, cols) of the head

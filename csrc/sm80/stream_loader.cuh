@@ -74,15 +74,6 @@ class StreamLoader {
   }
 
  private:
-  __device__ __forceinline__ static void copy_elements(uint32_t target, const T* source, int elements) {
-#pragma unroll 1
-    for (int i = 0; i < 8; i++) {
-      const T x = i < elements ? source[i] : from_float<T>(0.f);
-      asm volatile("st.shared.u16 [%0], %1;" ::"r"(target + 2 * i), "h"(*reinterpret_cast<const uint16_t*>(&x))
-                   : "memory");
-    }
-  }
-
   const Strided* tensor_;
   const T* source_;  // the thread's first chunk of the head's (rows, cols)
   int cols_;

@@ -63,8 +63,8 @@ struct BwdTraits {
   static constexpr int kQBytes = kPanels * kBlockM * 128;
   static constexpr int kStatsBytes = kBlockM * 2 * int(sizeof(float));
   static constexpr int kDsBytes = kMainWarpgroups * kBlockM * 128;
-  static constexpr int kBiasBytes = kMayBias ? kMainWarpgroups * kBlockM * 128 : 0;  // of a stage
-  static constexpr int kKeptBytes = kMayDrop ? kMainWarpgroups * 512 : 0;            // of a stage
+  static constexpr int kBiasBytes = kMayBias ? kMainWarpgroups * kBlockM * 128 : 0;          // of a stage
+  static constexpr int kKeptBytes = kMayDrop ? kMainWarpgroups * kKeptBytesOfWarpgroup : 0;  // of a stage
 };
 
 // The keys of a thread block.
@@ -158,7 +158,7 @@ struct BwdSmem {
     return base + kBias + stage * Traits::kBiasBytes + warpgroup * Traits::kBlockM * 128;
   }  // [kBlockM][64]
   __device__ uint32_t kept(int stage, int warpgroup) const {
-    return base + kKept + stage * Traits::kKeptBytes + warpgroup * 512;
+    return base + kKept + stage * Traits::kKeptBytes + warpgroup * kKeptBytesOfWarpgroup;
   }  // [128] words (bwd_kept.cuh)
   __device__ uint32_t stats(int stage) const {
     return base + kStats + stage * Traits::kStatsBytes;

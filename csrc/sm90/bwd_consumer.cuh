@@ -96,12 +96,7 @@ struct MainWarpgroup {
 #pragma unroll
     for (int c = 0; c < kBlockM / 16; c++) {
       general.template exponentials<kMasked>(acc_s + 8 * c, p[c], lse, visible, c);
-      if constexpr (kFactorInSlot) {
-        uint32_t factor[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) factor[j] = pack2<T>(acc_s[8 * c + 2 * j], acc_s[8 * c + 2 * j + 1]);
-        ptx::stmatrix_x4_trans(address + c * 16 * 128, factor);
-      }
+      if constexpr (kFactorInSlot) general.store_factors(acc_s + 8 * c, address + c * 16 * 128);
     }
   }
 
@@ -116,9 +111,9 @@ struct MainWarpgroup {
         return float2{acc_s[i], acc_s[i + 1]};
       } else if constexpr (kFactorInSlot) {
         if (i % 8 == 0) ptx::ldmatrix_x4_trans(factors, transposed_address(ds_panel()) + i / 8 * 16 * 128);
-        return unpack2(factors[i / 2 % 4], T());
+        return unpack2<T>(factors[i / 2 % 4]);
       } else {
-        return unpack2(p[i / 8][i / 2 % 4], T());
+        return unpack2<T>(p[i / 8][i / 2 % 4]);
       }
     });
   }
@@ -174,8 +169,6 @@ struct MainWarpgroup {
     const Fragments ds = {};
     hand_over_ds(ds);
   }
-
-  enum class Visit { kSkip, kMasked, kFull };
 
   // The steps up to tile `end` of one head.
   template <Visit kVisit>

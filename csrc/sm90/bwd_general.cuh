@@ -156,6 +156,14 @@ class GeneralScores {
     for (int e = 0; e < 8; e += 2) probabilities[e / 2] = pack2<T>(x[e], x[e + 1]);
   }
 
+  // What exponentials() left in s, to the rows of these 16 queries in a tile (transposed_address).
+  __device__ __forceinline__ static void store_factors(const float* s, uint32_t address) {
+    uint32_t factor[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) factor[j] = pack2<T>(s[2 * j], s[2 * j + 1]);
+    ptx::stmatrix_x4_trans(address, factor);
+  }
+
  private:
   // Bias comes by the copy engine where it can, else straight from global memory.
   template <bool kMasked>
@@ -165,7 +173,7 @@ class GeneralScores {
       ptx::ldmatrix_x4_trans(pair, bias_row + chunk * 16 * 128);
 #pragma unroll
       for (int j = 0; j < 4; j++) {
-        const float2 b = unpack2(pair[j], T());
+        const float2 b = unpack2<T>(pair[j]);
         added[2 * j] = b.x, added[2 * j + 1] = b.y;
       }
     } else if constexpr (kOption == Option::kAny) {

@@ -21,8 +21,8 @@ struct HelperTasks {
 
 // Adds the tile `ds` of 64 queries x 64 keys (transposed_address has its layout) to the gradient of the bias. A lane
 // has four keys of every other query. Numbers that lie aligned are added four at a time.
-__device__ __forceinline__ void add_to_dbias(const Bias& dbias, uint32_t ds, int64_t at, int queries, int keys,
-                                             auto element) {
+template <class T>
+__device__ __forceinline__ void add_to_dbias(const Bias& dbias, uint32_t ds, int64_t at, int queries, int keys) {
   const int lane = threadIdx.x % 32, first = lane / 16, column = lane % 16 * 4;
   float* dst = static_cast<float*>(const_cast<void*>(dbias.ptr)) + at + first * dbias.row + column;
   const bool is_aligned = ((dbias.batch | dbias.head | dbias.row) & 3) == 0;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void add_to_dbias(const Bias& dbias, uint32_t ds, int
     uint32_t pair[2];
     const uint32_t address = ds + query * 128 + ((column / 8) ^ (query % 8)) * 16 + column % 8 * 2;
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(pair[0]), "=r"(pair[1]) : "r"(address));
-    const float2 x = unpack2(pair[0], element), y = unpack2(pair[1], element);
+    const float2 x = unpack2<T>(pair[0]), y = unpack2<T>(pair[1]);
     if (query >= queries || column >= keys) continue;
     if (is_aligned) {
       ptx::red_add_v4(dst, x.x, x.y, y.x, y.y);
@@ -78,10 +78,10 @@ __device__ __forceinline__ void run_helper(const BwdArgs& args, Place place, uin
         ptx::mbarrier_wait(place.ds_full(slot), phase_of<kDsStages>(index - 1));
         const int query = last.m_block * kBlockM;
         if (last.m_block >= mine.begin && last.m_block < mine.end)
-          add_to_dbias(
+          add_to_dbias<typename Traits::T>(
               p.dbias, place.ds(slot),
               block.batch * p.dbias.batch + (head0 + last.head) * p.dbias.head + query * p.dbias.row + first_key,
-              block.seq.seqlen_q - query, block.seq.seqlen_k - first_key, typename Traits::T());
+              block.seq.seqlen_q - query, block.seq.seqlen_k - first_key);
         ptx::fence_proxy_async();  // a pair's slot is filled by the copy engine next
         __syncwarp();
         if (is_first_lane) ptx::mbarrier_arrive(place.ds_empty(slot));

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "../attn/dropout.h"
-#include "../ptx/mbarrier.cuh"
 #include "bwd_args.cuh"
 
 namespace flash::sm90 {

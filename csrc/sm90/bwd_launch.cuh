@@ -130,21 +130,18 @@ void launch_postprocess(const BwdArgs& args, cudaStream_t stream) {
          32 * PostprocessGrid::kWarps, 0, stream, args, grid);
 }
 
-template <class Traits>
-void launch_bwd(const BwdParams& p, Stream stream) {
-  using T = typename Traits::T;
-  const DeviceGuard guard(p.device);
-  const cudaStream_t s = cuda_stream(stream);
-  const bool copies_bias = Traits::kMayBias && can_copy_bias(p);
-  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kBlockN, Traits::kBlockN, copies_bias, Traits::kMayBias);
-  args.counter_slot = counter_slot(p.device, s);
-  launch_tail<T>(args, s);
-  if (p.deterministic) launch_key_bounds<T, Traits::kHeadDim, Traits::kHeadDim>(args, s);
-  launch_preprocess<T, 64 * Traits::kPanels>(args, s);
-  const int64_t blocks = std::min<int64_t>(args.order.count(), multiprocessors(p.device));
-  launch("bwd_sm90", bwd_kernel<Traits>, true, blocks, Traits::kThreads, BwdSmem<Traits>::kBytes, s, args);
-  launch_postprocess<T, Traits::kHeadDim>(args, s);
-}
+// The main kernel up to head_dim 128: every thread block has keys of its own.
+template <class BlockTraits>
+struct SingleBlocks {
+  using Traits = BlockTraits;
+  static constexpr int kBlockN = Traits::kBlockN, kRowsOfCopy = kBlockN;
+  static constexpr int kHeadDimV = Traits::kHeadDim, kColumnsV = 64 * Traits::kPanels;
+
+  static void launch_main(const BwdArgs& args, cudaStream_t stream) {
+    const int64_t blocks = std::min<int64_t>(args.order.count(), multiprocessors(args.p.device));
+    launch("bwd_sm90", bwd_kernel<Traits>, true, blocks, Traits::kThreads, BwdSmem<Traits>::kBytes, stream, args);
+  }
+};
 
 // Pairs that the device runs at once: not every multiprocessor has a neighbour. The driver is asked once.
 template <class Traits>
@@ -163,20 +160,34 @@ int pairs_at_once(int device) {
   });
 }
 
-template <class Traits>
-void launch_bwd_pair(const BwdParams& p, Stream stream) {
+// The main kernel for head_dim 192 and 256: two thread blocks share their keys.
+template <class PairTraits>
+struct Pairs {
+  using Traits = PairTraits;
+  static constexpr int kBlockN = Traits::kTile.block_n, kRowsOfCopy = Traits::kKeys;
+  static constexpr int kHeadDimV = Traits::kHeadDimV, kColumnsV = kHeadDimV <= 128 ? 128 : 256;
+
+  static void launch_main(const BwdArgs& args, cudaStream_t stream) {
+    const int64_t pairs = std::min<int64_t>(args.order.count(), pairs_at_once<Traits>(args.p.device));
+    launch("bwd_pair_sm90", bwd_pair_kernel<Traits>, true, 2 * pairs, Traits::kThreads, BwdPairSmem<Traits>::kBytes,
+           stream, args);
+  }
+};
+
+// copies_bias: if the call has one (can_copy_bias).
+template <class Blocks>
+void launch_bwd(const BwdParams& p, bool copies_bias, Stream stream) {
+  using Traits = typename Blocks::Traits;
   using T = typename Traits::T;
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
-  const bool copies_bias = Traits::kMayBias && can_copy_bias(p);
-  BwdArgs args = bwd_args(p, Traits::kBlockM, Traits::kTile.block_n, Traits::kKeys, copies_bias, Traits::kMayBias);
+  BwdArgs args = bwd_args(p, Traits::kBlockM, Blocks::kBlockN, Blocks::kRowsOfCopy, Traits::kMayBias && copies_bias,
+                          Traits::kMayBias);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
-  if (p.deterministic) launch_key_bounds<T, Traits::kHeadDim, Traits::kHeadDimV>(args, s);
-  launch_preprocess<T, Traits::kHeadDimV <= 128 ? 128 : 256>(args, s);
-  const int64_t pairs = std::min<int64_t>(args.order.count(), pairs_at_once<Traits>(p.device));
-  launch("bwd_pair_sm90", bwd_pair_kernel<Traits>, true, 2 * pairs, Traits::kThreads, BwdPairSmem<Traits>::kBytes, s,
-         args);
+  if (p.deterministic) launch_key_bounds<T, Traits::kHeadDim, Blocks::kHeadDimV>(args, s);
+  launch_preprocess<T, Blocks::kColumnsV>(args, s);
+  Blocks::launch_main(args, s);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
 }
 
@@ -197,36 +208,34 @@ void with_option(const BwdParams& p, bool copies_bias, Run run) {
   }
 }
 
+template <int kRow, Option kOption>
+auto blocks_of_row() {
+  constexpr Key kKey = kInstances[kRow];
+  constexpr bool kGeneral = kKey.variant == Variant::kGeneral;
+  if constexpr (kKey.head_dim <= 128)
+    return SingleBlocks<BwdTraits<kKey.dtype, kKey.head_dim, kGeneral, kOption>>();
+  else
+    return Pairs<BwdPairTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kGeneral, kOption>>();
+}
+
 // Registered for the rows of one head_dim by the .cu files.
 template <int kRow>
 struct BwdSm90 {
-  static constexpr Key kKey = kInstances[kRow];
-  static constexpr bool kGeneral = kKey.variant == Variant::kGeneral;
+  static constexpr bool kGeneral = kInstances[kRow].variant == Variant::kGeneral;
   template <Option kOption>
-  using Traits = BwdTraits<kKey.dtype, kKey.head_dim, kGeneral, kOption>;
-  static void bwd(const BwdParams& p, Stream stream) {
-    if constexpr (kGeneral)
-      with_option(p, can_copy_bias(p), [&]<Option kOption>() { launch_bwd<Traits<kOption>>(p, stream); });
-    else
-      launch_bwd<Traits<Option::kAny>>(p, stream);
-  }
-  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits<Option::kAny>::kBlockM).bytes; }
-  static bool adds_dbias(const BwdParams& p) { return kGeneral && adds_to_dbias(p); }
-};
+  using Blocks = decltype(blocks_of_row<kRow, kOption>());
 
-template <int kRow>
-struct BwdPairSm90 {
-  static constexpr Key kKey = kInstances[kRow];
-  static constexpr bool kGeneral = kKey.variant == Variant::kGeneral;
-  template <Option kOption>
-  using Traits = BwdPairTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kGeneral, kOption>;
   static void bwd(const BwdParams& p, Stream stream) {
-    if constexpr (kGeneral)
-      with_option(p, can_copy_bias(p), [&]<Option kOption>() { launch_bwd_pair<Traits<kOption>>(p, stream); });
-    else
-      launch_bwd_pair<Traits<Option::kAny>>(p, stream);
+    if constexpr (kGeneral) {
+      const bool copies_bias = can_copy_bias(p);
+      with_option(p, copies_bias, [&]<Option kOption>() { launch_bwd<Blocks<kOption>>(p, copies_bias, stream); });
+    } else {
+      launch_bwd<Blocks<Option::kAny>>(p, false, stream);
+    }
   }
-  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Traits<Option::kAny>::kBlockM).bytes; }
+  static int64_t bwd_workspace(const BwdParams& p) {
+    return BwdWorkspace::of(p, Blocks<Option::kAny>::Traits::kBlockM).bytes;
+  }
   static bool adds_dbias(const BwdParams& p) { return kGeneral && adds_to_dbias(p); }
 };
 

@@ -50,6 +50,7 @@ struct BwdWorkspace {
 // pairs of neighbours, which belong to two lanes of a warp, in either half of the 16 keys of two warps. So a lane that
 // calls it for the keys kept_key + 8 i + {0, 1} and the queries kept_query + 8 group + {0, 1} makes the words of four
 // threads: kept_thread(lane, i / 2, key of the pair).
+inline constexpr int kKeptBytesOfWarpgroup = 128 * int(sizeof(uint32_t));
 FLASH_HD int kept_key(int lane) { return lane / 16 * 32 + lane / 4 % 4 * 2; }
 FLASH_HD int kept_query(int lane) { return lane % 4 * 2; }
 FLASH_HD int kept_thread(int lane, int warp, int of_pair) {

@@ -28,7 +28,7 @@ struct BwdPairTraits {
 
   static constexpr int kPanelBytes = kKeys * 128;  // 64 rows of 64 columns: of K, V, Q, dO, dS alike
   static constexpr int kStatsBytes = kBlockM * 2 * int(sizeof(float));
-  static constexpr int kKeptBytes = kMayDrop ? 512 : 0;  // of a stage (bwd_kept.cuh)
+  static constexpr int kKeptBytes = kMayDrop ? kKeptBytesOfWarpgroup : 0;  // of a stage
   static_assert(kBlockM == 64 && kTile.block_n == 2 * kKeys && kHalf % kTile.dq_columns == 0);
 };
 

@@ -65,7 +65,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     const float dropout_scale = Traits::kMayDrop ? 1.f / (1.f - args.p.dropout_p) : 1.f;
     score_gradients<T, Traits::kMayDrop, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
       if (i % 8 == 0) ptx::ldmatrix_x4_trans(p, address + i / 8 * 16 * 128);
-      return unpack2(p[i / 2 % 4], T());
+      return unpack2<T>(p[i / 2 % 4]);
     });
     issue_gradients<T>(acc_dk, ds, ptx::Descriptor::of(smem.q(this->stage()), Traits::kPanelBytes));
     store_transposed(smem.slot(this->slot()), ds);

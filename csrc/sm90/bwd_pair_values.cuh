@@ -46,10 +46,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
 #pragma unroll
     for (int c = 0; c < kBlockM / 16; c++) {
       general.template exponentials<kMasked>(acc_s + 8 * c, p[c], lse, visible, c);
-      uint32_t factor[4];
-#pragma unroll
-      for (int j = 0; j < 4; j++) factor[j] = pack2<T>(acc_s[8 * c + 2 * j], acc_s[8 * c + 2 * j + 1]);
-      ptx::stmatrix_x4_trans(address + c * 16 * 128, factor);
+      general.store_factors(acc_s + 8 * c, address + c * 16 * 128);
     }
   }
 

@@ -99,8 +99,6 @@ struct PairWarpgroup {
 };
 
 // The steps of one head up to tile `end`; `warpgroup` has skip() and step<kMasked>(), which count its index.
-enum class Visit { kSkip, kMasked, kFull };
-
 template <Visit kVisit, class Warpgroup>
 __device__ __forceinline__ void walk(Warpgroup& warpgroup, typename Warpgroup::Scores& carried, int end) {
 #pragma unroll 1

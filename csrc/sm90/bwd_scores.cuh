@@ -24,13 +24,6 @@ struct QueryStats {
   }
 };
 
-__device__ __forceinline__ float2 unpack2(uint32_t x, __nv_bfloat16) {
-  return {__uint_as_float(x << 16), __uint_as_float(x & 0xFFFF0000u)};
-}
-__device__ __forceinline__ float2 unpack2(uint32_t x, __half) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&x));
-}
-
 // Which of a thread's entries are visible: queries [begin[r], end[r]) of its two keys, counted from its first query.
 struct VisibleQueries {
   int begin[2], end[2];
@@ -71,6 +64,9 @@ __device__ __forceinline__ void hide(float (&acc_s)[kCount], const VisibleQuerie
 #pragma unroll
   for (int i = 0; i < kCount; i++) acc_s[i] = visible(i) ? acc_s[i] : 0.f;
 }
+
+// How a main warpgroup's keys see a tile of queries: not at all, some of it, all of it.
+enum class Visit { kSkip, kMasked, kFull };
 
 // P as the A operand of dV: fragments of 16 queries.
 template <class T, int kCount>

@@ -112,7 +112,7 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
     ptx::pin(acc_s);
     release_k_and_q(n_block);
     if constexpr (kMasked || Traits::kGeneral) prepare_scores(n_block);
-    const typename Fp8Softmax<Traits>::Rise rise = softmax.raise(acc_s);
+    const Rise rise = softmax.raise(acc_s);
     if constexpr (kTile.order == Order::kOverlap) finish_pv<0>();
     if (rise.rises) {  // two copies: the multiplications fill the gaps between the exponentials
       totals.scale(rise.correction);

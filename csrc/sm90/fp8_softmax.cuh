@@ -8,8 +8,6 @@
 // maximum of one of the warp's rows rises.
 #pragma once
 
-#include <math_constants.h>
-
 #include "../attn/numeric.cuh"
 #include "../ptx/wgmma_fp8.cuh"
 #include "row_max.cuh"
@@ -26,12 +24,6 @@ struct Fp8Softmax {
   float shift[2];    // in log2 units
   float row_sum[2];  // of this thread's columns, in fp32
   bool negative;     // one of the warp's tops is: the same for all lanes
-
-  // What a block with a larger score does to all that was accumulated before it.
-  struct Rise {
-    float correction[2];
-    bool rises;  // the same for all lanes of a warp
-  };
 
   // First block of a tile.
   __device__ __forceinline__ void first(const float (&acc_s)[kScores], uint32_t (&p)[kSteps][4]) {

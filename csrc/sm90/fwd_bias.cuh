@@ -1,20 +1,10 @@
 // Bias of a consumer warpgroup: from shared memory where the copy engine brings it, else from where it lies.
 #pragma once
 
-#include "../ptx/fence.cuh"
 #include "../ptx/matrix.cuh"
 #include "fwd_scores.cuh"
 
 namespace flash::sm90 {
-
-template <class Element>
-__device__ __forceinline__ float2 unpack_bias(uint32_t pair) {
-  if constexpr (__is_same(Element, __half)) {
-    return __half22float2(*reinterpret_cast<const __half2*>(&pair));
-  } else {
-    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xFFFF0000u)};
-  }
-}
 
 // The 64 x 64 numbers of a block in the 128-byte swizzle (wgmma.cuh), in the order of the accumulator.
 template <class Traits>
@@ -35,7 +25,7 @@ class CopiedBias {
   // Of score i; to be asked for in order.
   __device__ __forceinline__ float operator()(int i) {
     if (i % 8 == 0) ptx::ldmatrix_x4(pair, first ^ (i * 4));
-    const float2 x = unpack_bias<Element>(pair[i % 8 / 2]);
+    const float2 x = unpack2<Element>(pair[i % 8 / 2]);
     return i % 2 ? x.y : x.x;
   }
 };
@@ -64,7 +54,7 @@ __device__ __forceinline__ void add_bias(float (&acc_s)[Traits::kBlockN / 2], fl
       if constexpr (sizeof(Pair) == 8) {
         x = pair;
       } else {
-        x = unpack_bias<Bias>(pair);
+        x = unpack2<Bias>(pair);
       }
       acc_s[i] = fmaf(acc_s[i], factor, x.x);
       acc_s[i + 1] = fmaf(acc_s[i + 1], factor, x.y);

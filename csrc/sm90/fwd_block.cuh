@@ -172,7 +172,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     constexpr bool kUnderProduct = kTile.order == Order::kOverlap && kTile.pingpong;
     uint32_t early[kEarly > 0 ? kEarly : 1][4];
     float block_sum[2] = {};
-    typename FwdSoftmax<Traits>::Rise rise;
+    Rise rise;
     bool optimistic = kOptimistic && softmax.optimistic(), raised = false;
     if (kEarly > 0 && optimistic) {
       softmax.template exponentials<0, kEarly>(acc_s, early, block_sum);

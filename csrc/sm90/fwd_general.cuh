@@ -6,6 +6,7 @@
 #pragma once
 
 #include "../attn/score.h"
+#include "../ptx/fence.cuh"
 #include "../ptx/wgmma.cuh"
 #include "fwd_bias.cuh"
 #include "fwd_dropout.cuh"

@@ -7,8 +7,6 @@
 // floating-point P loses nothing by being larger than 1.
 #pragma once
 
-#include <math_constants.h>
-
 #include "../attn/numeric.cuh"
 #include "row_max.cuh"
 
@@ -93,12 +91,6 @@ struct FwdSoftmax {
     check_range();
     exact_exponentials(acc_s, p, row_sum);
   }
-
-  // What a block with its maximum does to all that was accumulated before it.
-  struct Rise {
-    float correction[2];
-    bool rises;  // the same for all lanes
-  };
 
   // Brings the reference up to the block's maximum if that is far above it.
   __device__ __forceinline__ Rise raise(const float (&acc_s)[kScores]) {

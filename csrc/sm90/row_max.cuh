@@ -8,6 +8,12 @@ namespace flash::sm90 {
 // What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
 __device__ __forceinline__ float finite(float x) { return x == -CUDART_INF_F ? 0.f : x; }
 
+// What a block whose scores go above the reference does to all that was accumulated before it.
+struct Rise {
+  float correction[2];
+  bool rises;  // the same for all lanes of a warp
+};
+
 // Of this thread's columns. Two chains a row, so that fewer instructions wait for each other.
 template <int kScores>
 __device__ __forceinline__ void thread_max(const float (&acc_s)[kScores], float (&top)[2]) {
