@@ -32,7 +32,8 @@ inline bool is_built(int row) {
 
 // Registers every row of this build for which `kBelongs(key)` holds. `Kernel<row>` has static functions named like the
 // members of Launchers: a forward has `fwd` and, where it needs one, `fwd_workspace`; a backward has `bwd`,
-// `bwd_workspace` and maybe `adds_dbias`. Use as a namespace-scope constant:
+// `bwd_workspace` and maybe `adds_dbias`. Or it has `add()`, for parts of a row that only the row's other files call.
+// Use as a namespace-scope constant:
 //   constexpr bool belongs(const Key& k) { return k.pass == Pass::kFwd && k.arch == Arch::kSimt; }
 //   const RegisterRows<belongs, FwdSimt> kRegistered;
 // (A named function: nvcc refuses a lambda as a template argument.)
@@ -49,7 +50,9 @@ struct RegisterRows {
   template <int kRow>
   static void add() {
     if constexpr (in_this_build(kRow) && kBelongs(kInstances[kRow])) {
-      if constexpr (kInstances[kRow].pass == Pass::kFwd) {
+      if constexpr (requires { Kernel<kRow>::add(); }) {
+        Kernel<kRow>::add();
+      } else if constexpr (kInstances[kRow].pass == Pass::kFwd) {
         launchers(kRow).fwd = &Kernel<kRow>::fwd;
         if constexpr (requires { &Kernel<kRow>::fwd_workspace; })
           launchers(kRow).fwd_workspace = &Kernel<kRow>::fwd_workspace;

@@ -190,16 +190,17 @@ def sources_of_row(name: str) -> list[Path]:
     """The kernel files that may hold a row, by its name: "fwd sm90 bf16 128 causal dense plain".
 
     csrc/<arch>/<pass>_<arch>.cu holds the rows of that pass and architecture; with the suffix _d128 those of that head
-    dim, with _fp8_d128 the float8 ones. The fp32 rows of sm80 are the portable kernel on tensor cores,
-    csrc/simt/<pass>_simt_tf32.cu.
+    dim, with _fp8_d128 the float8 ones, with _options a part of every general row. The fp32 rows of sm80 are the
+    portable kernel on tensor cores, csrc/simt/<pass>_simt_tf32.cu.
     """
-    pass_, arch, dtype, dims = name.split()[:4]
+    pass_, arch, dtype, dims, *others = name.split()
     if (arch, dtype) == ("sm80", "fp32"):
         return kernel_sources(f"simt/{pass_}_simt_tf32")
     head_dim = dims.split("/")[0]
     if dtype == "e4m3":
         return kernel_sources(f"{arch}/{pass_}_{arch}_fp8_d{head_dim}")
-    return kernel_sources(f"{arch}/{pass_}_{arch}") + kernel_sources(f"{arch}/{pass_}_{arch}_d{head_dim}")
+    endings = ["", f"_d{head_dim}", *(["_options"] if "general" in others else [])]
+    return [file for ending in endings for file in kernel_sources(f"{arch}/{pass_}_{arch}{ending}")]
 
 
 def contract() -> str:

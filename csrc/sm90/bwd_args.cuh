@@ -39,8 +39,8 @@ struct BwdTraits {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr bool kGeneral = kGeneral_;
   static constexpr Option kOption = kOption_;  // of a general variant
-  static constexpr bool kMayBias = kGeneral && (kOption == Option::kAny || kOption == Option::kBias);
-  static constexpr bool kMayDrop = kGeneral && (kOption == Option::kAny || kOption == Option::kDropout);
+  static constexpr bool kMayBias = kGeneral && may_have(kOption, Option::kBias);
+  static constexpr bool kMayDrop = kGeneral && may_have(kOption, Option::kDropout);
   static constexpr BwdTile kTile = bwd_tile(kHeadDim);
   static constexpr int kBlockM = kTile.block_m, kBlockN = kTile.block_n;
   // Tiles of bias take the place of a stage.

@@ -13,7 +13,7 @@ namespace flash::sm90 {
 template <Option kOption>
 struct Has {
   template <Option kOne>
-  static constexpr bool kMay = kOption == Option::kAny || kOption == kOne;
+  static constexpr bool kMay = may_have(kOption, kOne);
   // Units of scores and LSE: natural where a bias is added. In units of log2(e) finfo.min would become -inf, and a
   // finite bias is not a mask.
   static constexpr bool kNatural = kMay<Option::kBias>;

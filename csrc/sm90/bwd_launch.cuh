@@ -174,38 +174,22 @@ struct Pairs {
   }
 };
 
-// copies_bias: if the call has one (can_copy_bias).
+using LaunchMain = void (*)(const BwdArgs&, cudaStream_t);
+
+// `natural_lse`: the main kernel may add a bias, in whose units it takes the LSE.
 template <class Blocks>
-void launch_bwd(const BwdParams& p, bool copies_bias, Stream stream) {
+void launch_bwd(const BwdParams& p, bool copies_bias, bool natural_lse, LaunchMain launch_main, Stream stream) {
   using Traits = typename Blocks::Traits;
   using T = typename Traits::T;
   const DeviceGuard guard(p.device);
   const cudaStream_t s = cuda_stream(stream);
-  BwdArgs args = bwd_args(p, Traits::kBlockM, Blocks::kBlockN, Blocks::kRowsOfCopy, Traits::kMayBias && copies_bias,
-                          Traits::kMayBias);
+  BwdArgs args = bwd_args(p, Traits::kBlockM, Blocks::kBlockN, Blocks::kRowsOfCopy, copies_bias, natural_lse);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
   if (p.deterministic) launch_key_bounds<T, Traits::kHeadDim, Blocks::kHeadDimV>(args, s);
   launch_preprocess<T, Blocks::kColumnsV>(args, s);
-  Blocks::launch_main(args, s);
+  launch_main(args, s);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
-}
-
-// `run.operator()<option>()` for the option of the call.
-template <class Run>
-void with_option(const BwdParams& p, bool copies_bias, Run run) {
-  switch (option_of(p, copies_bias)) {
-    case Option::kSoftcap:
-      return run.template operator()<Option::kSoftcap>();
-    case Option::kAlibi:
-      return run.template operator()<Option::kAlibi>();
-    case Option::kBias:
-      return run.template operator()<Option::kBias>();
-    case Option::kDropout:
-      return run.template operator()<Option::kDropout>();
-    default:
-      return run.template operator()<Option::kAny>();
-  }
 }
 
 template <int kRow, Option kOption>
@@ -217,26 +201,48 @@ auto blocks_of_row() {
   else
     return Pairs<BwdPairTraits<kKey.dtype, kKey.head_dim, kKey.head_dim_v, kGeneral, kOption>>();
 }
+template <int kRow, Option kOption>
+using BlocksOfRow = decltype(blocks_of_row<kRow, kOption>());
+
+// The main kernels for one option that bwd_sm90_options.cu holds, about half of what a general row takes to compile.
+template <int kRow>
+struct BwdOptions {
+  inline static LaunchMain launch_main[kNumOptions] = {};
+  static void add() { add<Option::kSoftcap, Option::kAlibi, Option::kDropout>(); }
+
+ private:
+  template <Option... kOptions>
+  static void add() {
+    ((launch_main[int(kOptions)] = BlocksOfRow<kRow, kOptions>::launch_main), ...);
+  }
+};
 
 // Registered for the rows of one head_dim by the .cu files.
 template <int kRow>
 struct BwdSm90 {
   static constexpr bool kGeneral = kInstances[kRow].variant == Variant::kGeneral;
-  template <Option kOption>
-  using Blocks = decltype(blocks_of_row<kRow, kOption>());
+  using Blocks = BlocksOfRow<kRow, Option::kAny>;  // tile numbers are the same for all options
 
   static void bwd(const BwdParams& p, Stream stream) {
     if constexpr (kGeneral) {
       const bool copies_bias = can_copy_bias(p);
-      with_option(p, copies_bias, [&]<Option kOption>() { launch_bwd<Blocks<kOption>>(p, copies_bias, stream); });
+      const Option option = option_of(p, copies_bias);
+      launch_bwd<Blocks>(p, copies_bias, may_have(option, Option::kBias), launch_main(option), stream);
     } else {
-      launch_bwd<Blocks<Option::kAny>>(p, false, stream);
+      launch_bwd<Blocks>(p, false, false, Blocks::launch_main, stream);
     }
   }
-  static int64_t bwd_workspace(const BwdParams& p) {
-    return BwdWorkspace::of(p, Blocks<Option::kAny>::Traits::kBlockM).bytes;
-  }
+  static int64_t bwd_workspace(const BwdParams& p) { return BwdWorkspace::of(p, Blocks::Traits::kBlockM).bytes; }
   static bool adds_dbias(const BwdParams& p) { return kGeneral && adds_to_dbias(p); }
+
+ private:
+  static LaunchMain launch_main(Option option) {
+    if (option == Option::kAny) return Blocks::launch_main;
+    if (option == Option::kBias) return BlocksOfRow<kRow, Option::kBias>::launch_main;
+    const LaunchMain found = BwdOptions<kRow>::launch_main[int(option)];
+    if (found == nullptr) throw std::runtime_error("bwd_sm90_options.cu is missing in this build");
+    return found;
+  }
 };
 
 constexpr bool is_bwd_sm90(const Key& key, int head_dim) {

@@ -12,8 +12,8 @@ struct BwdPairTraits {
   static constexpr int kHeadDim = kHeadDim_, kHeadDimV = kHeadDimV_;
   static constexpr bool kGeneral = kGeneral_;
   static constexpr Option kOption = kOption_;  // of a general variant
-  static constexpr bool kMayBias = kGeneral && (kOption == Option::kAny || kOption == Option::kBias);
-  static constexpr bool kMayDrop = kGeneral && (kOption == Option::kAny || kOption == Option::kDropout);
+  static constexpr bool kMayBias = kGeneral && may_have(kOption, Option::kBias);
+  static constexpr bool kMayDrop = kGeneral && may_have(kOption, Option::kDropout);
   static constexpr BwdTile kTile = bwd_tile(kHeadDim);
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kKeys = 64;  // of one thread block; kTile.block_n of the pair

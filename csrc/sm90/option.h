@@ -8,6 +8,10 @@
 namespace flash::sm90 {
 
 enum class Option : uint8_t { kAny, kSoftcap, kAlibi, kBias, kDropout };  // kBias: by the copy engine
+inline constexpr int kNumOptions = 5;
+
+// Whether code for the option `of` has to do with `option`.
+constexpr bool may_have(Option of, Option option) { return of == Option::kAny || of == option; }
 
 inline Strided strided(const Bias& b) { return {const_cast<void*>(b.ptr), b.batch, b.row, b.head}; }
 

@@ -72,12 +72,19 @@ def test_file_names_are_unique():
     assert len(names) == len(set(names))
 
 
-def test_every_row_has_a_kernel_file():
+def test_every_row_has_a_kernel_file_and_every_file_a_row():
     from flash_ext import jit
 
     module = jit.extension()
-    for row in range(len(module.instances())):
-        assert build.sources_of_row(module.row_name(row)), module.row_name(row)
+    files = [build.sources_of_row(module.row_name(row)) for row in range(len(module.instances()))]
+    assert all(files)
+    assert set().union(*files) == set(build.kernel_sources())
+
+
+def test_options_are_part_of_general_rows_alone():
+    general, plain = (f"bwd sm90 bf16 256 any_mask any_layout {variant}" for variant in ("general", "plain"))
+    assert [file.stem for file in build.sources_of_row(general)] == ["bwd_sm90_d256", "bwd_sm90_options"]
+    assert [file.stem for file in build.sources_of_row(plain)] == ["bwd_sm90_d256"]
 
 
 def test_every_row_is_in_a_build_for_hopper():
