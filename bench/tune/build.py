@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import bench_build
 from build_tools.shared import build
 
-from .variants import ROOT, Variant
+from .variants import Variant
 
 PRINT_TABLE = """
 #include <iostream>
@@ -64,7 +64,7 @@ def build_all(variants: list[Variant], out: Path, arch: str, jobs: int) -> list[
 def build_one(variant: Variant, row: int, out: Path, nvcc: str, arch: str) -> dict:
     library, log = out / f"{variant.name}.so", out / f"{variant.name}.log"
     flags = [*build.nvcc_flags(), *build.gencode([arch]), *SEPARATE, "-Xptxas=-v", "-shared"]
-    sources = [str(build.CSRC / "variant.cpp"), str(ROOT / variant.source)]
+    sources = map(str, (build.CSRC / "variant.cpp", *build.sources_of_row(variant.row_name)))
     command = [nvcc, *flags, f"-DFLASH_EXT_ROW={row}", *variant.defines(), *sources, "-o", str(library)]
     start = time.perf_counter()
     result = subprocess.run(command, capture_output=True, text=True)

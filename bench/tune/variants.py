@@ -1,11 +1,10 @@
 """Lists of kernel variants, such as fwd_sm80.txt beside this file:
 
-    source csrc/sm80/fwd_sm80_d128.cu
     # name       | row of csrc/instances.h              | macros, each -DFLASH_TUNE_<NAME>=<number>
     base         | fwd sm80 bf16 128 full dense plain   |
     n64_stages3  | fwd sm80 bf16 128 full dense plain   | BLOCK_N=64 STAGES=3
 
-The first variant of a row is what the others are compared with. `source` holds until the next one.
+The first variant of a row is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @dataclass(frozen=True)
 class Variant:
     name: str
-    source: str  # relative to the repository
     row_name: str
     macros: tuple[str, ...]
 
@@ -29,23 +27,20 @@ class Variant:
 
 
 def parse(text: str) -> list[Variant]:
-    variants, source = [], None
+    variants = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.split("#")[0].strip()
         if not line:
             continue
-        if line.startswith("source "):
-            source = line.removeprefix("source ").strip()
-            continue
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) != 3 or source is None:
-            raise ValueError(f"line {number} must be 'name | row | macros', below a 'source' line; got {raw!r}")
+        if len(fields) != 3:
+            raise ValueError(f"line {number} must be 'name | row | macros', got {raw!r}")
         name, row_name, macros = fields
         for macro in macros.split():
             # Scalars only: nvcc splits the value of a -D at commas.
             if not re.fullmatch(r"[A-Z][A-Z0-9_]*=-?\w+", macro):
                 raise ValueError(f"line {number}: a macro must be NAME=number, got {macro!r}")
-        variants.append(Variant(name, source, row_name, tuple(macros.split())))
+        variants.append(Variant(name, row_name, tuple(macros.split())))
     names = [variant.name for variant in variants]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
