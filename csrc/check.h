@@ -1,8 +1,8 @@
 // The two host checks. Python turns std::invalid_argument into ValueError and std::runtime_error into RuntimeError.
 #pragma once
 
-#include <sstream>
 #include <stdexcept>
+#include <string>
 
 // FLASH_CHECK_ARG(head_dim <= 256, "head_dim must be at most 256, got ", head_dim)
 #define FLASH_CHECK_ARG(condition, ...)                                           \
@@ -19,11 +19,17 @@
 
 namespace flash {
 
+// Without streams, whose headers every kernel file would read four times.
 template <class... Parts>
 std::string message(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
+  const auto text = [](const auto& part) -> std::string {
+    if constexpr (requires { std::to_string(part); }) {
+      return std::to_string(part);
+    } else {
+      return part;
+    }
+  };
+  return (text(parts) + ...);
 }
 
 }  // namespace flash
