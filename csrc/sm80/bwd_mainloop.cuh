@@ -102,7 +102,8 @@ struct BwdMainloop {
   };
   __device__ __forceinline__ Step after(const Step& step) const {
     const bool same_head = step.block > blocks.begin;
-    return {same_head ? step.head : step.head + 1, same_head ? step.block - 1 : blocks.end - 1, step.count + 1};
+    return {same_head ? step.head : step.head + 1, (same_head ? step.block : forget_on_sm86(blocks.end)) - 1,
+            step.count + 1};
   }
   __device__ __forceinline__ Step before(const Step& step) const {
     const bool same_head = step.block + 1 < blocks.end;

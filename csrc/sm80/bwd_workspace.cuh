@@ -3,6 +3,7 @@
 #pragma once
 
 #include "bwd_traits.cuh"
+#include "forget.cuh"
 
 namespace flash::sm80 {
 
@@ -30,7 +31,7 @@ struct BwdWorkspace {
 
   // Tile `tile` of kBlockM queries (kBlockN keys) of a sequence.
   __device__ int64_t dq_tile(int batch_index, const SeqInfo& seq, int head, int tile) const {
-    return QueryTiles::of_queries(p).index(batch_index, seq.q0, tile) * p.num_heads + head;
+    return QueryTiles::of_queries(p).index(batch_index, forget_on_sm86(seq.q0), tile) * p.num_heads + head;
   }
   __device__ int64_t key_tile(int batch_index, const SeqInfo& seq, int head_kv, int tile) const {
     return KeyTiles::of_keys(p).index(batch_index, seq.k0, tile) * p.num_heads_kv + head_kv;

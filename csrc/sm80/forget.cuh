@@ -17,4 +17,15 @@ __device__ __forceinline__ N forget(N x) {
   return x;
 }
 
+// Where ptxas keeps more than it has registers for (by its report on the backward of head_dim 64); elsewhere computing
+// anew takes more registers than it frees.
+template <class N>
+__device__ __forceinline__ N forget_on_sm86(N x) {
+#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890
+  return forget(x);
+#else
+  return x;
+#endif
+}
+
 }  // namespace flash::sm80
