@@ -187,20 +187,22 @@ def kernel_sources(pattern: str = "*/*") -> list[Path]:
 
 
 def sources_of_row(name: str) -> list[Path]:
-    """The kernel files that may hold a row, by its name: "fwd sm90 bf16 128 causal dense plain".
+    """The files of a row, its kernels' first, by its name: "fwd sm90 bf16 128 causal dense plain".
 
     csrc/<arch>/<pass>_<arch>.cu holds the rows of that pass and architecture; with the suffix _d128 those of that head
     dim, with _fp8_d128 the float8 ones, with _options a part of every general row. The fp32 rows of sm80 are the
-    portable kernel on tensor cores, csrc/simt/<pass>_simt_tf32.cu.
+    portable kernel on tensor cores, csrc/simt/<pass>_simt_tf32.cu. All need csrc/attn/launch.cu.
     """
     pass_, arch, dtype, dims, *others = name.split()
-    if (arch, dtype) == ("sm80", "fp32"):
-        return kernel_sources(f"simt/{pass_}_simt_tf32")
     head_dim = dims.split("/")[0]
-    if dtype == "e4m3":
-        return kernel_sources(f"{arch}/{pass_}_{arch}_fp8_d{head_dim}")
-    endings = ["", f"_d{head_dim}", *(["_options"] if "general" in others else [])]
-    return [file for ending in endings for file in kernel_sources(f"{arch}/{pass_}_{arch}{ending}")]
+    if (arch, dtype) == ("sm80", "fp32"):
+        names = [f"simt/{pass_}_simt_tf32"]
+    elif dtype == "e4m3":
+        names = [f"{arch}/{pass_}_{arch}_fp8_d{head_dim}"]
+    else:
+        endings = ["", f"_d{head_dim}", *(["_options"] if "general" in others else [])]
+        names = [f"{arch}/{pass_}_{arch}{ending}" for ending in endings]
+    return [file for name in (*names, "attn/launch") for file in kernel_sources(name)]
 
 
 def contract() -> str:

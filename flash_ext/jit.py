@@ -17,7 +17,6 @@ import functools
 import hashlib
 import importlib
 import importlib.util
-import itertools
 import json
 import os
 import shutil
@@ -196,8 +195,8 @@ def _is_ready(row: int, capability: tuple[int, int]) -> bool:
         return False
     if row in _loaded or not facts():  # compiled on this machine, by `load` or the tuner
         return True
-    archs = [_build.archs_of(file, facts()["archs"]) for file in _sources_of(row)]
-    return any(_build.runs_on(arch, capability) for arch in itertools.chain(*archs))
+    archs = _build.archs_of(_sources_of(row)[0], facts()["archs"])
+    return any(_build.runs_on(arch, capability) for arch in archs)
 
 
 @functools.cache

@@ -146,7 +146,7 @@ struct SingleBlocks {
 // Pairs that the device runs at once: not every multiprocessor has a neighbour. The driver is asked once.
 template <class Traits>
 int pairs_at_once(int device) {
-  static KnownPerDevice known;
+  static thread_local KnownPerDevice known;
   return known.get(device, [&] {
     constexpr int kBytes = BwdPairSmem<Traits>::kBytes;
     allow_shared_memory(bwd_pair_kernel<Traits>, kBytes);

@@ -45,6 +45,8 @@ def test_rows_run_where_they_are_built_or_can_be(fake_extension, monkeypatch):
     assert jit.can_run(0, HOPPER)
     assert not jit.can_run(0, AMPERE)
     assert not jit.can_run(1, HOPPER)
+    fake_extension["archs"] = ["80", "90a"]
+    assert jit.can_run(0, HOPPER) and not jit.can_run(0, AMPERE)
     set_jit(monkeypatch, None)
     assert jit.can_run(1, HOPPER) is bool(_build.sources_of_row("fwd sm80 bf16 128"))
 

@@ -1,0 +1,56 @@
+#include "launch.cuh"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace flash {
+
+// Set once even where it is current already: on a thread that has not used CUDA (autograd's workers) only this binds
+// the device's context, without which driver calls such as cuTensorMapEncodeTiled fail.
+DeviceGuard::DeviceGuard(int device) : device_(device) {
+  static thread_local int bound = -1;
+  FLASH_CHECK_CUDA(cudaGetDevice(&before_), "cudaGetDevice");
+  if (before_ == device && bound == device) return;
+  FLASH_CHECK_CUDA(cudaSetDevice(device), "cudaSetDevice");
+  bound = device;
+}
+
+int multiprocessors(int device) {
+  static thread_local KnownPerDevice known;
+  return known.get(device, [&] {
+    int count = 0;
+    FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
+    return count;
+  });
+}
+
+void allow_shared_memory(const void* kernel, int bytes) {
+  static thread_local std::map<std::pair<const void*, int>, int> allowed;  // (kernel, device) -> bytes
+  int device = 0;
+  FLASH_CHECK_CUDA(cudaGetDevice(&device), "cudaGetDevice");
+  int& known = allowed[{kernel, device}];
+  if (known == bytes) return;
+  FLASH_CHECK_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+                   message("cannot use ", bytes, " bytes of shared memory"));
+  known = bytes;
+}
+
+int number_of_stream(int device, cudaStream_t stream, int count) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, unsigned long long>, int> number_of;  // (device, stream)
+  static std::map<int, int> used;
+
+  cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  FLASH_CHECK_CUDA(cudaStreamIsCapturing(stream, &capturing), "cudaStreamIsCapturing");
+  const std::lock_guard<std::mutex> lock(mutex);
+  int& next = used[device];
+  if (capturing != cudaStreamCaptureStatusNone) return next < count ? next++ : -1;
+  unsigned long long id = 0;
+  FLASH_CHECK_CUDA(cudaStreamGetId(stream, &id), "cudaStreamGetId");
+  const auto [entry, is_new] = number_of.try_emplace({device, id}, -1);
+  if (is_new && next < count) entry->second = next++;
+  return entry->second;
+}
+
+}  // namespace flash
