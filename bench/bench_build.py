@@ -1,7 +1,8 @@
 """python -m bench.bench_build: seconds per file, and registers, spills and shared memory per kernel.
 
 python -m bench.bench_build             compile every kernel file alone, one after another, and print the table
-python -m bench.bench_build --record    the same, recorded in bench/results/build.json
+python -m bench.bench_build --rows '*'  seconds that jit.load takes for each row whose name matches, on this machine's cores
+python -m bench.bench_build --record    either of them, recorded in bench/results/build.json
 python -m bench.bench_build --check     no compiling: fail if the build that was just made spills or serialises wgmma
 """
 
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -170,6 +173,39 @@ def measure(folder: Path) -> list[dict]:
     return rows
 
 
+LOAD_ROW = """
+import sys, time
+from bench.bench_build import cpu_seconds_of_children
+from flash_ext import jit
+jit.extension()  # not part of what is timed
+start = time.perf_counter()
+jit.load(int(sys.argv[1]))
+print(time.perf_counter() - start, cpu_seconds_of_children())
+"""
+
+
+def measure_rows(pattern: str) -> list[dict]:
+    """Compile rows one after another as on first use, each into an empty cache."""
+    from flash_ext import jit
+
+    module, rows = jit.extension(), []
+    for number in range(len(module.instances())):
+        name = module.row_name(number)
+        if not fnmatch(name, pattern):
+            continue
+        with tempfile.TemporaryDirectory() as cache:
+            command = [sys.executable, "-c", LOAD_ROW, str(number)]
+            env = {**os.environ, "TORCH_EXTENSIONS_DIR": cache}
+            result = subprocess.run(command, env=env, capture_output=True, text=True)
+        if result.returncode != 0:
+            sys.exit(result.stdout + result.stderr)
+        wall, cpu = (round(float(word), 1) for word in result.stdout.split()[-2:])
+        where = {"work": "build", "case": f"row {name}", "arch_path": name.split()[1]}
+        rows.append({**where, "seconds": {"flash_ext": wall}, "cpu_seconds": cpu})
+        print(f"{name:58} {wall:7.1f} {cpu:9.1f}", flush=True)
+    return rows
+
+
 def print_row(row: dict) -> None:
     cells = (
         row["case"],
@@ -192,18 +228,23 @@ def print_kernels(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--rows", metavar="PATTERN")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--kernels", action="store_true", help="print every kernel too")
     options = parser.parse_args()
     if options.check:
         return check()
-    folder = build.CSRC.parent / "build" / "bench_build"
-    print(f"{'file':34} {'archs':12} {'seconds':>7} {'kernels':>8} {'registers':>10} {'spills':>7}")
-    rows = measure(folder)
-    total = sum(row["seconds"]["flash_ext"] for row in rows)
-    print(f"{'total':34} {'':12} {total:7.1f}")
-    if options.kernels:
-        print_kernels(folder)
+    if options.rows:
+        print(f"{'row':58} {'seconds':>7} {'processor':>9}")
+        rows = measure_rows(options.rows)
+    else:
+        folder = build.CSRC.parent / "build" / "bench_build"
+        print(f"{'file':34} {'archs':12} {'seconds':>7} {'kernels':>8} {'registers':>10} {'spills':>7}")
+        rows = measure(folder)
+        total = sum(row["seconds"]["flash_ext"] for row in rows)
+        print(f"{'total':34} {'':12} {total:7.1f}")
+        if options.kernels:
+            print_kernels(folder)
     if options.record:
         record(rows)
     return 0

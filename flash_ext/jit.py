@@ -33,7 +33,18 @@ import torch
 from . import _build
 from ._build import BuildError
 
-__all__ = ["BuildError", "can_run", "cflags", "cuda_flags", "extension", "facts", "load", "prepare", "sources"]
+__all__ = [
+    "BuildError",
+    "can_run",
+    "cflags",
+    "cuda_flags",
+    "extension",
+    "facts",
+    "is_ready",
+    "load",
+    "prepare",
+    "sources",
+]
 
 _lock = threading.RLock()
 _loaded: dict[int, str] = {}  # row -> library that was compiled for it
@@ -149,13 +160,13 @@ def _say(line: str) -> None:
 
 def can_run(row: int, capability: tuple[int, int]) -> bool:
     """Whether this row is built for such a device, or could be compiled for it on first use."""
-    return _is_ready(row, capability) or (_why_no_jit() is None and bool(_sources_of(row)))
+    return is_ready(row, capability) or _why_no_jit() is None
 
 
 def prepare(row: int, device: int) -> None:
     """Make sure that `row` can be launched on CUDA device `device`; dispatch calls it once per row and device."""
     capability = torch.cuda.get_device_capability(device)
-    if _is_ready(row, capability):
+    if is_ready(row, capability):
         return
     if why := _why_no_jit():
         gpu, number = torch.cuda.get_device_name(device), f"{capability[0]}{capability[1]}"
@@ -189,7 +200,8 @@ def load(row_or_key: int | Sequence[int]) -> int:
     return row
 
 
-def _is_ready(row: int, capability: tuple[int, int]) -> bool:
+def is_ready(row: int, capability: tuple[int, int]) -> bool:
+    """Whether this row is built for such a device."""
     module = extension()
     if not module.is_built(row):
         return False

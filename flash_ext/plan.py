@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
@@ -64,7 +65,10 @@ class Plan:
 
     def _choose(self, pass_: Pass, path: str) -> Choice:
         call = self.call._replace(pass_=pass_)
-        return choose(call, table(), lambda row: jit.can_run(row, call.capability), _C.row_name, path or None)
+        choice = choose(call, table(), lambda row: jit.can_run(row, call.capability), _C.row_name, path or None)
+        if choice.row >= 0 and not jit.is_ready(choice.row, call.capability):
+            return replace(choice, reason=f"{choice.reason}; not in this build, compiled on first use")
+        return choice
 
     @cached_property
     def fwd(self) -> Choice:

@@ -51,3 +51,11 @@ def test_names_are_short():
     name = "void flash::(anonymous namespace)::fwd_kernel<flash::Traits<(flash::DType)2, 128> >(flash::FwdParams)"
     assert bench_build.short(name) == "fwd_kernel<Traits<2, 128>>"
     assert bench_build.short("void f<flash::T<true, (flash::sm90::Option)4> >(int)") == "f<T<true, 4>>"
+
+
+def test_rows_are_timed_one_by_one(monkeypatch):
+    monkeypatch.setattr(bench_build, "LOAD_ROW", "print('a line of torch'); print(12.34, 20.06)")
+    rows = bench_build.measure_rows("fwd sm90 e4m3 64 *")
+    assert [row["case"].split()[-1] for row in rows] == ["plain", "general"]
+    assert rows[0]["seconds"] == {"flash_ext": 12.3} and rows[0]["cpu_seconds"] == 20.1
+    assert rows[0]["case"].startswith("row fwd sm90 e4m3 64") and rows[0]["arch_path"] == "sm90"

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import flash_ext
+from flash_ext import jit
+from flash_ext.call import check_call
 from flash_ext.extension import _C
-from flash_ext.plan import remember
+from flash_ext.plan import Plan, remember
 from flash_ext.testing import Problem, poison
 
 
@@ -138,6 +140,17 @@ def test_deterministic_follows_torch(monkeypatch):
         finally:
             torch.use_deterministic_algorithms(False)
     assert [k.scalars.deterministic for k in kernels] == [1, 0]
+
+
+def test_the_reason_says_what_is_compiled_on_first_use(monkeypatch):
+    q = make(dtype=torch.bfloat16)
+    arguments = check_call((q, q, q, *[None] * 6, False, None, (-1, -1), 0.0, 0.0, False, 0, 0), "")
+    monkeypatch.setattr(jit, "can_run", lambda *_: True)
+    for ready in (False, True):
+        monkeypatch.setattr(jit, "is_ready", lambda *_, ready=ready: ready)
+        plan = Plan(q, q, q, *arguments)
+        plan.call = plan.call._replace(capability=(9, 0))
+        assert plan.fwd.path == "sm90" and ("compiled on first use" in plan.fwd.reason) is not ready
 
 
 def test_alignment_for_the_hopper_copy_engine():
