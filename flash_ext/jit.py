@@ -230,7 +230,7 @@ def _sources_of(row: int) -> list[Path]:
 def _compile_row(row: int) -> str:
     name, toolkit, kernels = extension().row_name(row), _use_toolkit(), _sources_of(row)
     wanted = _build.architectures(_capabilities())
-    archs = _build.archs_of(kernels[0], wanted) if kernels else []
+    archs = _build.archs_of(kernels[0], wanted)
     if not archs:
         raise BuildError(f"'{name}' has no source for {', '.join(wanted) or 'any GPU: FLASH_EXT_ARCHS=none'}")
     _say(f"flash_ext: compiling '{name}' for {', '.join(archs)} (once, about 15 s)")
