@@ -20,21 +20,11 @@ _UNBOUNDED = 2**31 - 1  # a window bound this large cuts nothing in any tensor
 _DENSE = ("(batch, seqlen_q, num_heads, head_dim)", "(batch, seqlen_k, num_heads_kv, head_dim)")
 _PACKED = ("(total_q, num_heads, head_dim)", "(total_k, num_heads_kv, head_dim)")
 
-
 # A call as the user wrote it: a tuple of these, in this order. csrc/binding_eager.h reads it.
 ARGUMENTS = (
-    *("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "alibi_slopes", "attn_bias", "sinks"),
-    *(
-        "causal",
-        "softmax_scale",
-        "window_size",
-        "softcap",
-        "dropout_p",
-        "deterministic",
-        "max_seqlen_q",
-        "max_seqlen_k",
-    ),
-)
+    "q k v cu_seqlens_q cu_seqlens_k seqused_k alibi_slopes attn_bias sinks "
+    "causal softmax_scale window_size softcap dropout_p deterministic max_seqlen_q max_seqlen_k"
+).split()
 
 
 class Extras(NamedTuple):
@@ -62,6 +52,14 @@ class Scalars(NamedTuple):
     max_seqlen_q: int  # 0 in dense calls
     max_seqlen_k: int
     path: str  # "": choose
+
+
+# Both as operators take them: flat, in the order of the classes.
+SCHEMA_OF_EXTRAS = ", ".join(f"Tensor? {name}" for name in Extras._fields)
+SCHEMA_OF_SCALARS = (
+    "bool causal, float softmax_scale, SymInt window_left, SymInt window_right, float softcap, float dropout_p, "
+    "bool deterministic, SymInt max_seqlen_q, SymInt max_seqlen_k, str path"
+)
 
 
 def check_call(call: tuple, path: str) -> tuple[Extras, Scalars]:
@@ -195,10 +193,8 @@ def _number(name: str, value: float) -> float:
 def _integer(name: str, value: int) -> int:
     if isinstance(value, (int, torch.SymInt)):
         return value
-    if (
-        isinstance(value, float) and value.is_integer()
-    ):  # equal to an int, so the cache of checked calls takes it for one
-        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # the cache of checked calls takes it for the int that it equals
     if isinstance(value, (Tensor, float)) or not hasattr(value, "__index__"):
         got = "a tensor (take .item() once, outside the loop)" if isinstance(value, Tensor) else repr(value)
         raise TypeError(f"{name} must be an int, got {got}")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, empty
 
-from .call import FLOAT8, Extras, Scalars, canonical, check_call, check_lengths
+from .call import FLOAT8, SCHEMA_OF_EXTRAS, SCHEMA_OF_SCALARS, Extras, Scalars, canonical, check_call, check_lengths
 from .extension import _C, current_path
 from .plan import Plan, copied, current_stream, plan_for
 
@@ -204,12 +204,11 @@ def _run(q, k, v, extras: Extras, descales, scalars: Scalars, out_dtype: torch.d
 
 # The operator, for compiled and otherwise intercepted calls. Not differentiable.
 _N = len(Extras._fields)
-_EXTRAS = ", ".join(f"Tensor? {name}" for name in (*Extras._fields, *_NAMES))
+_DESCALES = ", ".join(f"Tensor? {name}" for name in _NAMES)
 torch.library.define(
     "flash_ext::fwd_float8",
-    f"(Tensor q, Tensor k, Tensor v, {_EXTRAS}, bool causal, float softmax_scale, SymInt window_left, "
-    "SymInt window_right, float softcap, float dropout_p, bool deterministic, SymInt max_seqlen_q, "
-    "SymInt max_seqlen_k, str path, ScalarType out_dtype) -> (Tensor out, Tensor lse)",
+    f"(Tensor q, Tensor k, Tensor v, {SCHEMA_OF_EXTRAS}, {_DESCALES}, {SCHEMA_OF_SCALARS}, ScalarType out_dtype) "
+    "-> (Tensor out, Tensor lse)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 

@@ -9,18 +9,13 @@ import torch
 from torch import Tensor
 
 from .autograd import TWICE
-from .call import DTYPES, Extras, Scalars
+from .call import DTYPES, SCHEMA_OF_EXTRAS, SCHEMA_OF_SCALARS, Extras, Scalars
 from .plan import plan_for
 
-# In the schemas `extras` and `scalars` lie flat, in the order of their classes.
-_EXTRAS = ", ".join(f"Tensor? {name}" for name in Extras._fields)
-_SCALARS = (
-    "bool causal, float softmax_scale, SymInt window_left, SymInt window_right, float softcap, float dropout_p, "
-    "bool deterministic, SymInt max_seqlen_q, SymInt max_seqlen_k, str path"
-)
-_FWD = f"(Tensor q, Tensor k, Tensor v, {_EXTRAS}, {_SCALARS}) -> (Tensor out, Tensor lse)"
+_REST = f"{SCHEMA_OF_EXTRAS}, {SCHEMA_OF_SCALARS}"
+_FWD = f"(Tensor q, Tensor k, Tensor v, {_REST}) -> (Tensor out, Tensor lse)"
 _BWD = (
-    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_EXTRAS}, {_SCALARS}, "
+    f"(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_REST}, "
     "bool want_dbias, bool want_dsinks) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsinks)"
 )
 torch.library.define("flash_ext::fwd", _FWD, tags=(torch.Tag.pt2_compliant_tag,))
