@@ -189,20 +189,26 @@ def kernel_sources(pattern: str = "*/*") -> list[Path]:
 def sources_of_row(name: str) -> list[Path]:
     """The files of a row, its kernels' first, by its name: "fwd sm90 bf16 128 causal dense plain".
 
-    csrc/<arch>/<pass>_<arch>.cu holds the rows of that pass and architecture; with the suffix _d128 those of that head
-    dim, with _fp8_d128 the float8 ones, with _options a part of every general row. The fp32 rows of sm80 are the
+    csrc/<arch>/<pass>_<arch>.cu holds the rows of that pass and architecture; with the suffix _d128 those of head dims up
+    to 128, with _fp8_d128 the float8 ones, with _options a part of every general row. The fp32 rows of sm80 are the
     portable kernel on tensor cores, csrc/simt/<pass>_simt_tf32.cu. All need csrc/attn/launch.cu.
     """
     pass_, arch, dtype, dims, *others = name.split()
-    head_dim = dims.split("/")[0]
+    head_dim, stem = int(dims.split("/")[0]), f"{arch}/{pass_}_{arch}"
     if (arch, dtype) == ("sm80", "fp32"):
-        names = [f"simt/{pass_}_simt_tf32"]
+        files = kernel_sources(f"simt/{pass_}_simt_tf32")
     elif dtype == "e4m3":
-        names = [f"{arch}/{pass_}_{arch}_fp8_d{head_dim}"]
+        files = _file_of_head_dim(f"{stem}_fp8", head_dim)
     else:
-        endings = ["", f"_d{head_dim}", *(["_options"] if "general" in others else [])]
-        names = [f"{arch}/{pass_}_{arch}{ending}" for ending in endings]
-    return [file for name in (*names, "attn/launch") for file in kernel_sources(name)]
+        options = kernel_sources(f"{stem}_options") if "general" in others else []
+        files = kernel_sources(stem) + _file_of_head_dim(stem, head_dim) + options
+    return files + kernel_sources("attn/launch")
+
+
+def _file_of_head_dim(stem: str, head_dim: int) -> list[Path]:
+    """The first that is large enough (head_dim_of_file in csrc/attn/launch.cuh); none where files are not by head dim."""
+    files = {int(file.stem.rpartition("_d")[2]): file for file in kernel_sources(f"{stem}_d[0-9]*")}
+    return [files[size] for size in sorted(files) if size >= head_dim][:1]
 
 
 def contract() -> str:

@@ -9,6 +9,11 @@
 
 namespace flash {
 
+// Kernel files are by head dim: the one ending in _d192 holds the rows up to 192 that no file before it holds.
+constexpr int head_dim_of_file(int head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : head_dim <= 192 ? 192 : 256;
+}
+
 // Makes `device` current and restores the caller's device at the end of the scope.
 class DeviceGuard {
  public:

@@ -15,7 +15,8 @@ namespace flash::sm80 {
 
 template <int kHeadDim>
 constexpr bool is_bwd(const Key& key) {
-  return key.pass == Pass::kBwd && key.arch == Arch::kSm80 && key.dtype != DType::kF32 && key.head_dim == kHeadDim;
+  return key.pass == Pass::kBwd && key.arch == Arch::kSm80 && key.dtype != DType::kF32 &&
+         head_dim_of_file(key.head_dim) == kHeadDim;
 }
 
 inline unsigned grid_of(int tiles, int num_heads, int batch, const char* what) {

@@ -11,7 +11,8 @@ namespace flash::sm80 {
 
 template <int kHeadDim>
 constexpr bool is_fwd(const Key& key) {
-  return key.pass == Pass::kFwd && key.arch == Arch::kSm80 && key.dtype != DType::kF32 && key.head_dim == kHeadDim;
+  return key.pass == Pass::kFwd && key.arch == Arch::kSm80 && key.dtype != DType::kF32 &&
+         head_dim_of_file(key.head_dim) == kHeadDim;
 }
 
 template <class Traits>

@@ -245,8 +245,9 @@ struct BwdSm90 {
   }
 };
 
-constexpr bool is_bwd_sm90(const Key& key, int head_dim) {
-  return key.pass == Pass::kBwd && key.arch == Arch::kSm90 && key.head_dim == head_dim;
+template <int kHeadDim>
+constexpr bool is_bwd(const Key& key) {
+  return key.pass == Pass::kBwd && key.arch == Arch::kSm90 && head_dim_of_file(key.head_dim) == kHeadDim;
 }
 
 }  // namespace flash::sm90

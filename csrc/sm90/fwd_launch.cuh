@@ -124,7 +124,8 @@ struct FwdSm90 {
 
 template <int kHeadDim>
 constexpr bool is_fwd(const Key& key) {
-  return key.pass == Pass::kFwd && key.arch == Arch::kSm90 && key.dtype != DType::kE4M3 && key.head_dim == kHeadDim;
+  return key.pass == Pass::kFwd && key.arch == Arch::kSm90 && key.dtype != DType::kE4M3 &&
+         head_dim_of_file(key.head_dim) == kHeadDim;
 }
 
 }  // namespace flash::sm90
