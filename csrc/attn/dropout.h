@@ -21,11 +21,19 @@ struct Philox {
     return x;
   }
 
+  struct RoundKey {
+    uint32_t low, high;
+    FLASH_HD static RoundKey of(uint64_t key, uint32_t i) {
+      return {uint32_t(key) + i * 0x9E3779B9u, uint32_t(key >> 32) + i * 0xBB67AE85u};
+    }
+  };
+
   // Number `i` of the rounds. Who works on two counters at once hides the latency of the products.
-  FLASH_HD void round(uint64_t key, uint32_t i) {
+  FLASH_HD void round(uint64_t key, uint32_t i) { round(RoundKey::of(key, i)); }
+  FLASH_HD void round(const RoundKey& key) {
     const uint64_t a = product(kFirst, word[0]), b = product(kSecond, word[2]);
-    word[0] = uint32_t(b >> 32) ^ word[1] ^ (uint32_t(key) + i * 0x9E3779B9u);
-    word[2] = uint32_t(a >> 32) ^ word[3] ^ (uint32_t(key >> 32) + i * 0xBB67AE85u);
+    word[0] = uint32_t(b >> 32) ^ word[1] ^ key.low;
+    word[2] = uint32_t(a >> 32) ^ word[3] ^ key.high;
     word[1] = uint32_t(b);
     word[3] = uint32_t(a);
   }
@@ -59,11 +67,26 @@ struct PhiloxRow {
     row.after_c2 = x.word[2], row.after_c3 = x.word[3];
     return row;
   }
+  // The first product that c1 has a part in. It is the same for all rows of a head, whose c0 differ.
+  FLASH_HD uint64_t first_product(uint32_t c1) const { return Philox::product(Philox::kFirst, before_c0 ^ c1); }
+  // Counts from c1 on: at() takes what is above its highest bit.
+  FLASH_HD PhiloxRow from(uint32_t c1) const {
+    PhiloxRow row = *this;
+    row.before_c0 ^= c1;
+    return row;
+  }
   FLASH_HD Philox at(uint32_t c1) const {
-    const uint64_t a = Philox::product(Philox::kFirst, before_c0 ^ c1);
+    Philox::RoundKey keys[kOwnRounds];
+    for (int i = 0; i < kOwnRounds; i++) keys[i] = own_key(i);
+    return of_first_product(first_product(c1), keys);
+  }
+  // Of the rounds that are left for every c1.
+  static constexpr int kOwnRounds = Philox::kRounds - 3;
+  FLASH_HD Philox::RoundKey own_key(int i) const { return Philox::RoundKey::of(key, i + 3); }
+  FLASH_HD Philox of_first_product(uint64_t a, const Philox::RoundKey (&keys)[kOwnRounds]) const {
     const uint64_t b = Philox::product(Philox::kSecond, high(a) ^ before_c2);
     Philox x{{high(b) ^ after_c0, low(b), low(a) ^ after_c2, after_c3}};
-    for (int i = 3; i < Philox::kRounds; i++) x.round(key, i);
+    for (int i = 0; i < kOwnRounds; i++) x.round(keys[i]);
     return x;
   }
 

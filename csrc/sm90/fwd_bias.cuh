@@ -1,34 +1,9 @@
-// Bias of a consumer warpgroup: from shared memory where the copy engine brings it, else from where it lies.
+// Bias that the copy engine cannot read, from where it lies.
 #pragma once
 
-#include "../ptx/matrix.cuh"
 #include "fwd_scores.cuh"
 
 namespace flash::sm90 {
-
-// The 64 x 64 numbers of a block in the 128-byte swizzle (wgmma.cuh), in the order of the accumulator.
-template <class Traits>
-class CopiedBias {
-  using Element = typename Traits::Element;
-  uint32_t first;  // address of this lane's row in the matrices of ldmatrix
-  uint32_t pair[4];
-
- public:
-  // row_step: 0 where all queries share the first row.
-  __device__ __forceinline__ CopiedBias(uint32_t tile, int row_step) {
-    // Matrices of 8 columns and 8 rows: the rows 8 further down, then the next columns.
-    const int lane = threadIdx.x % 32, matrix = lane / 8;
-    const int row = row_step * (threadIdx.x % 128 / 32 * 16 + matrix % 2 * 8 + lane % 8);
-    first = tile + row * 128 + ((matrix / 2) ^ (row % 8)) * 16;
-  }
-
-  // Of score i; to be asked for in order.
-  __device__ __forceinline__ float operator()(int i) {
-    if (i % 8 == 0) ptx::ldmatrix_x4(pair, first ^ (i * 4));
-    const float2 x = unpack2<Element>(pair[i % 8 / 2]);
-    return i % 2 ? x.y : x.x;
-  }
-};
 
 // acc * factor + bias. Bias of two neighbouring columns in one load where rows are contiguous and aligned and the block
 // has all its columns. row0 and col0: of this thread's first score.

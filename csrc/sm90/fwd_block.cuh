@@ -41,6 +41,8 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     softmax.scale = a.scale_log2;
   }
 
+  // Added to acc_s if kAdd.
+  template <bool kAdd = false>
   __device__ __forceinline__ void issue_qk() {
     const ptx::Descriptor a = (desc_q + q.stage * Traits::kWarpgroups * Traits::kQBytes).opaque();
     const ptx::Descriptor b = (desc_k + k.stage * Traits::kKBytes).opaque();
@@ -49,7 +51,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
 #pragma unroll
     for (int i = 0; i < Traits::kHeadDim / 16; i++)
       ptx::wgmma_ss<typename Traits::Element>(acc_s, a + ptx::k_major_step(i, 64), b + ptx::k_major_step(i, kBlockN),
-                                              i != 0);
+                                              kAdd || i != 0);
     ptx::wgmma_commit_group();
   }
 
@@ -98,8 +100,9 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
 
   // P of the tile's first block.
   __device__ __forceinline__ void first_softmax(int n_block) {
+    if constexpr (Traits::kGeneral) general.under_products();
     prepare_scores<true>(n_block);
-    softmax.first(acc_s, p);
+    softmax.first(acc_s, args, p);
     drop(n_block);
     if constexpr (Traits::kGeneral) general.release();
   }
@@ -118,17 +121,20 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
       issue_qk();
       issue_pv(first_pv);
       end_turn();
+      if constexpr (Traits::kGeneral) general.under_products();
       ptx::wgmma_wait_group<1>();
       ptx::pin(acc_s);
       release_k_and_q(n_block);
       softmax_of_block<kMasked, kTile.early>(n_block, [&] { finish_pv<0>(); });
     } else {
+      static_assert(!kTile.pingpong);
       ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
       ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
-      begin_turn();
       issue_pv(first_pv);
-      issue_qk();
-      end_turn();
+      constexpr bool kBiasFirst = !kMasked && FwdGeneral<Traits>::kBiasFirst;
+      if constexpr (kBiasFirst) general.bias.start(acc_s);
+      issue_qk<kBiasFirst>();
+      if constexpr (Traits::kGeneral) general.under_products();
       finish_pv<1>();
       ptx::wgmma_wait_group<0>();
       ptx::pin(acc_s);
@@ -157,8 +163,13 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     wait_pv();
     if (direct && general.exponentials(acc_s, p, softmax, n_block)) return;
     ptx::pin(acc_s);  // nothing that the exponentials computed is kept for what follows
-    general.modify(acc_s, tile(), n_block);
-    softmax.exact(acc_s, p, acc_o, softmax.raise(acc_s));
+    if constexpr (FwdGeneral<Traits>::kBiasFirst) {
+      general.bias.finish(acc_s);
+    } else {
+      general.modify(acc_s, tile(), n_block);
+    }
+    softmax.raise(acc_s, args, [&](const float (&correction)[2]) { softmax.correct(acc_o, correction); });
+    softmax.exact(acc_s, p);
     if (general.is_peak(n_block)) softmax.expect_calm();
     drop(n_block);
   }
@@ -172,30 +183,32 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     constexpr bool kUnderProduct = kTile.order == Order::kOverlap && kTile.pingpong;
     uint32_t early[kEarly > 0 ? kEarly : 1][4];
     float block_sum[2] = {};
-    Rise rise;
+    Rise rise{};
     bool optimistic = kOptimistic && softmax.optimistic(), raised = false;
     if (kEarly > 0 && optimistic) {
       softmax.template exponentials<0, kEarly>(acc_s, early, block_sum);
       optimistic = !softmax.too_large(block_sum);
     }
     if (kUnderProduct && !optimistic) {
-      rise = softmax.raise(acc_s);
+      softmax.raise(acc_s, args, [&](const float (&correction)[2]) { rise = {{correction[0], correction[1]}, true}; });
       raised = true;
     }
     wait_pv();
     if (optimistic) {
       softmax.template exponentials<kEarly, kGroups>(acc_s, p, block_sum);
-      optimistic = !softmax.too_large(block_sum);
-      if (optimistic) {
+      if (!softmax.too_large(block_sum)) {
         softmax.add(block_sum);
 #pragma unroll
         for (int i = 0; i < kEarly * 4; i++) p[i / 4][i % 4] = early[i / 4][i % 4];
+        return;
       }
     }
-    if (!optimistic) {
-      if (!raised) rise = softmax.raise(acc_s);
-      softmax.exact(acc_s, p, acc_o, rise);
+    if (!raised) {
+      softmax.raise(acc_s, args, [&](const float (&correction)[2]) { softmax.correct(acc_o, correction); });
+    } else if (rise.rises) {
+      softmax.correct(acc_o, rise.correction);
     }
+    softmax.exact(acc_s, p);
   }
 };
 

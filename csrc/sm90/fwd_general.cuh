@@ -6,9 +6,9 @@
 #pragma once
 
 #include "../attn/score.h"
-#include "../ptx/fence.cuh"
 #include "../ptx/wgmma.cuh"
 #include "fwd_bias.cuh"
+#include "fwd_bias_copied.cuh"
 #include "fwd_dropout.cuh"
 #include "fwd_softcap.cuh"
 #include "fwd_softmax.cuh"
@@ -23,27 +23,31 @@ class FwdGeneral {
 
   const FwdArgs& args;
   const FwdParams& params;
-  const FwdSmem<Traits> smem;
   const int warpgroup;
-  RingState ring{0};  // of the bias that other warps bring
   float slope;
-  int diagonal;              // the column on it in the warpgroup's first row
-  PhiloxRow random_rows[2];  // the thread's rows
-  int softcap;               // which form serves the tile: as its largest score so far says
+  int diagonal;  // the column on it in the warpgroup's first row
+  DropoutOfRows dropout;
+  int softcap;  // which form serves the tile: as its largest score so far says
 
  public:
+  FwdCopiedBias<Traits> bias;
+  static constexpr bool kBiasFirst = FwdCopiedBias<Traits>::kFirst;
+
   __device__ __forceinline__ FwdGeneral(const FwdArgs& a, const FwdSmem<Traits>& s, int w)
-      : args(a), params(a.params), smem(s), warpgroup(w) {}
+      : bias(a, s, w), args(a), params(a.params), warpgroup(w) {}
 
   __device__ __forceinline__ void open(const Tile& tile) {
     softcap = kDirectLine;
-    if constexpr (kOption == Option::kDropout) {
-      for (int r = 0; r < 2; r++)
-        random_rows[r] = Dropout::of(0.f, params.rng_state).of_row(head_index(tile), row(tile) + 8 * r);
-    }
+    if constexpr (kOption == Option::kDropout)
+      dropout.open(Dropout::of(0.f, params.rng_state), head_index(tile), row(tile), column());
     slope = 0.f;
     if (params.alibi_slopes != nullptr) slope = params.alibi_slopes[tile.batch * params.alibi_batch_stride + tile.head];
     diagonal = __shfl_sync(~0u, first_row(tile) + tile.seqlen_k - tile.seqlen_q, 0);  // is uniform, then
+  }
+
+  // What needs no scores, while the products of a block are under way.
+  __device__ __forceinline__ void under_products() {
+    if constexpr (FwdCopiedBias<Traits>::kAhead) bias.load();
   }
 
   // Whether exponentials() can take the block as Q K^T leaves it; the same for all threads.
@@ -74,13 +78,17 @@ class FwdGeneral {
           },
           p, block_sum);
     } else if constexpr (kOption == Option::kBias) {
-      CopiedBias<Traits> bias(wait_ring(), args.bias_row_step);
-      softmax.template exponentials_of<0, kGroups>(
-          [&](int i, float shift) { return fmaf(acc_s[i], args.factor_log2, fmaf(bias(i), kLog2e, -shift)); }, p,
-          block_sum);
+      if constexpr (kBiasFirst) {
+        softmax.template exponentials_of<0, kGroups>(
+            [&](int i, float shift) { return fmaf(acc_s[i], args.factor_log2, -shift); }, p, block_sum);
+      } else {
+        softmax.template exponentials_of<0, kGroups>(
+            [&](int i, float shift) { return fmaf(acc_s[i], args.factor_log2, fmaf(bias.loaded(i), kLog2e, -shift)); },
+            p, block_sum);
+      }
     } else {
       softmax.template exponentials<0, kGroups>(acc_s, p, block_sum);
-      drop_by_rows(p, n_block);
+      dropout.drop(p, n_block * kBlockN, args.dropout_thresholds);
     }
     return finish(softmax, block_sum);
   }
@@ -108,24 +116,20 @@ class FwdGeneral {
   // done it.
   __device__ __forceinline__ void drop(uint32_t (&p)[kGroups][4], const Tile& tile, int n_block) {
     if constexpr (kOption == Option::kDropout) {
-      drop_by_rows(p, n_block);
+      dropout.drop(p, n_block * kBlockN, args.dropout_thresholds);
     } else if constexpr (kOption == Option::kAny) {
       if (!has(Option::kDropout)) return;
-      Dropout dropout = Dropout::of(0.f, params.rng_state);  // read anew: there are no registers to keep it
-      dropout.threshold = args.dropout_threshold;
+      Dropout any = Dropout::of(0.f, params.rng_state);  // read anew: there are no registers to keep it
+      any.threshold = args.dropout_thresholds & 0xFFFF;
 #pragma unroll
       for (int r = 0; r < 2; r++)
-        drop_row(p, r, dropout.draw(head_index(tile), row(tile) + 8 * r, n_block * kBlockN + column()), Kept{dropout});
+        drop_row(p, r, any.draw(head_index(tile), row(tile) + 8 * r, n_block * kBlockN + column()), Kept{any});
     }
   }
 
-  // P is there: gives back the bias of the block. All of it has been read, since P depends on it.
+  // P is there.
   __device__ __forceinline__ void release() {
-    if (!has_ring()) return;
-    if constexpr (kOption == Option::kAny) ptx::fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.bias_empty(ring.stage, warpgroup));
-    ring.template advance<FwdSmem<Traits>::kBiasStages>();
+    if (is_bias_copied()) bias.release();
   }
 
  private:
@@ -157,28 +161,12 @@ class FwdGeneral {
     return good;
   }
 
-  __device__ __forceinline__ void drop_by_rows(uint32_t (&p)[kGroups][4], int n_block) const {
-    const KeptUpToMax kept(args.dropout_threshold);
-    const uint32_t counter = Dropout::counter(n_block * kBlockN + column());
-#pragma unroll
-    for (int r = 0; r < 2; r++) drop_row(p, r, random_rows[r].at(counter), kept);
-  }
-
-  // ---- bias that other warps bring
-
-  __device__ __forceinline__ bool has_ring() const {
+  __device__ __forceinline__ bool is_bias_copied() const {
     return kOption == Option::kBias || (kOption == Option::kAny && args.copies_bias);
   }
-  __device__ __forceinline__ uint32_t wait_ring() const {
-    ptx::mbarrier_wait(smem.bias_full(ring.stage, warpgroup), ring.parity);
-    return smem.bias(ring.stage, warpgroup);
-  }
-
   __device__ __forceinline__ void bias_of_block(float (&acc_s)[kScores], float factor, const Tile& tile, int col0) {
-    if (has_ring()) {
-      CopiedBias<Traits> bias(wait_ring(), args.bias_row_step);
-#pragma unroll
-      for (int i = 0; i < kScores; i++) acc_s[i] = fmaf(acc_s[i], factor, bias(i));
+    if (is_bias_copied()) {
+      bias.add(acc_s, factor);
     } else if constexpr (kOption == Option::kAny) {
       if (params.bias.is_f32) {
         add_bias<Traits, float, float2>(acc_s, factor, params, tile, row(tile), col0);

@@ -54,8 +54,11 @@ int64_t set_order(FwdArgs& a) {
   FLASH_CHECK_ARG(heads * m_blocks < (int64_t(1) << 31),
                   "batch * num_heads * seqlen_q is too large: ", heads * m_blocks, " tiles of ", Traits::kBlockM,
                   " queries");
-  a.order = {m_blocks, int(heads),
-             section_heads(kL2Bytes, p.seqlen_k * bytes_per_key, p.num_heads / p.num_heads_kv, int(heads)),
+  if (a.copies_bias && p.bias.batch == 0)
+    a.batches_together = batches_together(kL2Bytes, p.seqlen_k * bytes_per_key, p.batch);
+  const int sequences = int(heads) / a.batches_together;
+  a.order = {m_blocks, sequences,
+             section_heads(kL2Bytes / a.batches_together, p.seqlen_k * bytes_per_key, a.group, sequences),
              longest_first};
   a.num_tiles = int(heads) * m_blocks;
   return a.num_tiles;
@@ -78,12 +81,16 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   args.packed = p.packed();
   args.scale = Traits::kGeneral ? ScoreUnits::of(p).to_natural : p.softmax_scale;
   args.scale_log2 = args.scale * kLog2e;
+  args.scores_per_log2 = std::min(1.f / args.scale_log2, 1e30f);  // inf would make NaN of -inf
   args.factor_log2 = p.softmax_scale * kLog2e;
+  args.qk_per_score = 1.f / p.softmax_scale;
   args.softcap = SoftcapArgs::of(p, args.scale_log2);
-  args.dropout_threshold = Dropout::threshold_of(p.dropout_p);
+  const uint32_t threshold = Dropout::threshold_of(p.dropout_p);
+  args.dropout_thresholds = threshold * 0x10001u;
   set_maps<Traits>(args);
   if (Traits::kOptionLoops) args.option = option_of(p, args.copies_bias);
-  if (args.option == Option::kDropout && args.dropout_threshold > kMaxThreshold) args.option = Option::kAny;
+  if (args.option == Option::kDropout && threshold > kMaxThreshold) args.option = Option::kAny;
+  if (args.option == Option::kBias && args.qk_per_score > kMaxQkPerScore) args.option = Option::kAny;
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
 

@@ -50,10 +50,7 @@ class FwdScheduler {
     if (args.packed) {
       decode_packed(i, t);
     } else if (i < args.num_tiles) {
-      int sequence_head;
-      args.order.decode(i, t.m_block, sequence_head);
-      t.batch = sequence_head / p.num_heads;
-      t.head = sequence_head - t.batch * p.num_heads;
+      DenseOrder{args.order, p.num_heads, args.batches_together}.decode(i, t.m_block, t.batch, t.head);
     }
     if (t.valid()) {
       const SeqInfo s = SeqInfo::of(p, t.batch);

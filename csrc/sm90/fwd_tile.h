@@ -30,7 +30,7 @@ struct FwdTile {
 constexpr FwdTile fwd_tile_default(int head_dim, int head_dim_v, bool general) {
   // As the plain ones, with room for bias in shared memory; with four warpgroups a few numbers spill, which is faster
   // than three.
-  if (general && head_dim <= 64) return {4, 64, 4, 2, Order::kJoint, false, 0, 32, 112, 2};
+  if (general && head_dim <= 64) return {4, 64, 4, 2, Order::kJoint, false, 0, 32, 112, 3};
   if (general && head_dim <= 128) return {3, 64, 3, 2, Order::kOverlap, false, 0, 32, 160, 1};
   // Exponentials take as long as products: four warpgroups out of step keep both busy.
   if (head_dim <= 64) return {4, 64, 4, 2, Order::kJoint, false, 0, 32, 112};

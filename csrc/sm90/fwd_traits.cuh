@@ -56,13 +56,15 @@ struct WithOption : Traits {
 struct FwdArgs {
   CUtensorMap map_q, map_k, map_v, map_bias;
   FwdParams params;
-  float scale;                 // of what enters the softmax to natural units: fwd_general.cuh says what that is
-  float scale_log2;            // to log2 units
-  TileOrder order;             // dense: of all tiles; packed: section holds the keys that fit (tile_order.h)
-  int num_tiles;               // dense only
-  uint32_t dropout_threshold;  // Dropout::threshold: registers are short where it is needed
-  int counter_slot;            // of the scheduler's counters, -1: tiles are dealt out statically
-  int group;                   // query heads of a key head
+  float scale;                  // of what enters the softmax to natural units: fwd_general.cuh says what that is
+  float scale_log2;             // to log2 units
+  float scores_per_log2;        // its inverse
+  TileOrder order;              // of all tiles (DenseOrder); packed: section holds the keys that fit (tile_order.h)
+  int num_tiles;                // dense only
+  int batches_together = 1;     // dense only (DenseOrder)
+  uint32_t dropout_thresholds;  // Dropout::threshold in both halves: registers are short where it is needed
+  int counter_slot;             // of the scheduler's counters, -1: tiles are dealt out statically
+  int group;                    // query heads of a key head
   bool packed;
   bool zero_v_tail;  // V rows behind a sequence exist and may hold anything
   Option option;     // the only one of the call, or kAny
@@ -71,6 +73,7 @@ struct FwdArgs {
   int q_batch_step, q_head_step, k_batch_step, k_head_step, v_batch_step, v_head_step;
   int bias_batch_step, bias_head_step, bias_row_step;
   float factor_log2;  // of q.k to log2 units, where there is no softcap
+  float qk_per_score;
   SoftcapArgs softcap;
   int nothing;  // 0, which the compiler does not know
 };

@@ -37,6 +37,29 @@ struct TileOrder {
   }
 };
 
+// Order of the tiles of a dense call. Batches that share a bias are worked on together, so that memory is read once for
+// them: of `together` batches the same tile of the same head, one after the other.
+struct DenseOrder {
+  TileOrder order;  // of the heads of batch / together batches
+  int num_heads, together;
+
+  FLASH_HD void decode(int index, int& m_block, int& batch, int& head) const {
+    const int group = index / together;
+    int sequence;
+    order.decode(group, m_block, sequence);
+    const int first = sequence / num_heads;
+    batch = first * together + index - group * together;
+    head = sequence - first * num_heads;
+  }
+};
+
+// As many batches as leave their keys and values room in the L2 cache, which the bias passes through.
+FLASH_HD int batches_together(int64_t l2_bytes, int64_t bytes_per_kv_head, int batch) {
+  int together = batch;
+  while (together > 1 && (batch % together != 0 || together * bytes_per_kv_head > l2_bytes / 2)) together--;
+  return together;
+}
+
 // Heads of a section: grouped heads share their keys and values.
 FLASH_HD int section_heads(int64_t l2_bytes, int64_t bytes_per_kv_head, int group, int heads) {
   const int64_t fit = l2_bytes / (bytes_per_kv_head > 0 ? bytes_per_kv_head : 1);

@@ -1,4 +1,5 @@
 // Tile order and block ranges of the sm_90 forward.
+#include <array>
 #include <set>
 #include <utility>
 #include <vector>
@@ -32,6 +33,31 @@ void test_order(const TileOrder& order) {
     }
     last_m = m;
   }
+}
+
+// Every tile exactly once; batches that belong together have the same tile one after the other.
+void test_together(int batch, int num_heads, int together, bool longest_first) {
+  const int m_blocks = 3;
+  const DenseOrder order{{m_blocks, batch / together * num_heads, 2, longest_first}, num_heads, together};
+  std::set<std::array<int, 3>> seen;
+  for (int i = 0; i < m_blocks * batch * num_heads; i++) {
+    int m, b, head, first_m, first_b, first_head;
+    order.decode(i, m, b, head);
+    order.decode(i / together * together, first_m, first_b, first_head);
+    EXPECT(m >= 0 && m < m_blocks && b >= 0 && b < batch && head >= 0 && head < num_heads, "tile ", i);
+    EXPECT(seen.insert({m, b, head}).second, "tile ", i, " twice: ", m, " ", b, " ", head);
+    EXPECT(m == first_m && head == first_head && b == first_b + i % together, "tile ", i, " of ", together);
+  }
+}
+
+void test_batches_together() {
+  EXPECT(batches_together(1 << 20, 1 << 17, 4) == 4, "half of the cache");
+  EXPECT(batches_together(1 << 20, 1 << 17, 16) == 4, "half of the cache");
+  EXPECT(batches_together(1 << 20, 1 << 17, 6) == 3, "equal groups");
+  EXPECT(batches_together(1 << 20, 1 << 20, 4) == 1, "too large");
+  EXPECT(batches_together(1 << 20, 0, 7) == 7, "no keys");
+  for (const bool longest_first : {false, true})
+    for (const int together : {1, 2, 3, 6}) test_together(6, 5, together, longest_first);
 }
 
 void test_sections() {
@@ -92,6 +118,7 @@ int main() {
     for (const TileOrder order : {TileOrder{1, 1, 1, false}, {7, 5, 2, false}, {3, 16, 16, false}, {64, 3, 1, false}})
       test_order({order.m_blocks, order.heads, order.section, longest_first});
   test_sections();
+  test_batches_together();
   using Window = std::pair<int, int>;
   for (const int seqlen_q : {1, 63, 65, 200, 513})
     for (const int seqlen_k : {0, 1, 64, 129, 200, 700})

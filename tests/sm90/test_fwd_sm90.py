@@ -174,6 +174,26 @@ def test_bias_of_the_most_negative_number(head_dim, dtype):
     check(problem(300, 424, (head_dim, head_dim), dtype=dtype, attn_bias=bias), "sm90", backward=False)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("size", "offset"), [(1, -500), (1, 200), (10, 0), (100, 0), (50, -3000)])
+def test_large_bias(size, offset, head_dim, dtype):
+    """Bias may be what Q K^T is added to: in units of q.k, and in the accumulator's order of sums."""
+    bias = rand(1, 2, 300, 424, dtype=dtype) * size + offset
+    for options in ({}, {"causal": True}, {"softmax_scale": 0.01}):
+        check(problem(300, 424, (head_dim, head_dim), dtype=dtype, attn_bias=bias, **options), "sm90", backward=False)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mask", [{}, {"causal": True}], ids=str)
+@pytest.mark.parametrize("shape", [(1, 16, 1500, 1400), (1, 1, 1500, 1400), (1, 16, 1, 1400)], ids=str)
+def test_bias_that_batches_share(shape, mask, head_dim):
+    """Their tiles are worked on together, more of them than multiprocessors."""
+    p = problem(1500, 1400, (head_dim, head_dim), (16, 4), attn_bias=rand(*shape), **mask)
+    with poison():
+        check(p, "sm90", backward=False)
+
+
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dropout_p", [0.1, 0.5, 0.9])
 def test_dropout(dropout_p, head_dim):
