@@ -33,7 +33,7 @@ MAY_SPILL = {
     # and the pairs' spill more (bench/NOTES.md says what they cost).
     "sm90/bwd_* *Traits<*, true, *>>": 512,
     "sm90/bwd_* *Traits<*, true, 0>>": 1400,
-    "sm80/* *Traits<*, true, *>>": 512,
+    "sm80/* *Traits<*, true, *>>": 320,
     # Between tiles of keys, not in a step of them.
     "sm90/fwd_sm90_fp8_d256.cu *": 16,
     "sm90/bwd_sm90_d128.cu *": 8,

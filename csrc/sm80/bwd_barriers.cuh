@@ -27,6 +27,7 @@ struct BwdBarriers {
   const uint32_t base;  // shared address of full[0], full[1], written, read
   const int stages;
 
+  // Then synchronise threads.
   __device__ __forceinline__ void init() const {
     if (threadIdx.x == 0) {
       ptx::mbarrier_init(base, Traits::kThreads);
@@ -34,7 +35,6 @@ struct BwdBarriers {
       ptx::mbarrier_init(written(), kWarps);
       ptx::mbarrier_init(read(), kWarps);
     }
-    __syncthreads();
   }
 
   // `step` counts from 0.

@@ -8,12 +8,17 @@
 
 namespace flash::sm80 {
 
-// A block of kBlockM queries of one head, and the tile's first key.
+// A block of kBlockM queries of one head: its tile in the workspace, its number in the sequence; the first key.
 struct DqPlace {
-  const SeqInfo& seq;
   const Band& band;
-  int batch_index, head, block, col0;
+  int64_t tile;
+  int block, col0;
 };
+
+template <class Traits>
+__device__ __forceinline__ int turn_of(const DqPlace& at) {
+  return dq_turn(at.band, at.block * Traits::kBlockM, Traits::kBlockM, at.col0 / Traits::kBlockN, Traits::kBlockN);
+}
 
 // dq of the block's queries += dS K over the tile's keys: ds (kBlockN, kBlockM) transposed, k (kBlockN, head_dim).
 template <class Traits>
@@ -23,13 +28,8 @@ __device__ __forceinline__ void add_dq_of_block(const BwdParams& params, const D
   using Pieces = typename Traits::DqPieces;
   const int warp = threadIdx.x / 32;
   const BwdWorkspace<Traits> workspace{params};
-  const int64_t tile = workspace.dq_tile(at.batch_index, at.seq, at.head, at.block);
-  float* sums = workspace.dq_sums(tile);
-  uint32_t* counter = workspace.dq_turn(tile, warp);
-  const int turn = params.deterministic ? dq_turn(at.band, at.block * Traits::kBlockM, Traits::kBlockM,
-                                                  at.col0 / Traits::kBlockN, Traits::kBlockN)
-                                        : 0;
-  if (params.deterministic) wait_for_turn(counter, turn);
+  float* sums = workspace.dq_sums(at.tile);
+  if (params.deterministic) wait_for_turn(workspace.dq_turn(at.tile, warp), turn_of<Traits>(at));
 #pragma unroll 1
   for (int piece = 0; piece < Pieces::kPieces; piece++) {
     float acc[2][Pieces::kCols / 8][4] = {};
@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_dq_of_block(const BwdParams& params, const D
 #pragma unroll
       for (int n = 0; n < Pieces::kCols / 8; n++) add_fragment(sums + Pieces::fragment(warp, piece, m, n), acc[m][n]);
   }
-  if (params.deterministic) end_turn(counter, turn);
+  if (params.deterministic) end_turn(workspace.dq_turn(at.tile, warp), turn_of<Traits>(at));
 }
 
 }  // namespace flash::sm80

@@ -30,7 +30,7 @@ __device__ __forceinline__ void write_key_gradients(const BwdMainloop<Traits>& m
   stage_rows<T, typename Traits::TileV>(smem + Traits::kSmem.v, main.warp_row0, main.col_warp * Main::kColsV,
                                         main.acc_dv, 1.f);
   __syncthreads();
-  store_key_tiles<Traits>(main.params, main.batch_index, main.head_kv, main.col0, smem);
+  store_key_tiles<Traits>(main.params, main.place.batch_index, main.place.head_kv, main.col0, smem);
 }
 
 // The fragments of a warp's accumulator (kRowTiles, kN) lie one after the other: f(fragment, where its sums lie).
@@ -47,8 +47,8 @@ template <class Traits>
 __device__ __forceinline__ void add_key_gradients(const BwdMainloop<Traits>& main, int split) {
   using Main = BwdMainloop<Traits>;
   const BwdWorkspace<Traits> workspace{main.params};
-  const SeqInfo seq = SeqInfo::of(main.params, main.batch_index);
-  const int64_t tile = workspace.key_tile(main.batch_index, seq, main.head_kv, main.col0 / Traits::kBlockN);
+  const SeqInfo seq = SeqInfo::of(main.params, main.place.batch_index);
+  const int64_t tile = workspace.key_tile(main.place.batch_index, seq, main.place.head_kv, main.col0 / Traits::kBlockN);
   uint32_t* counter = workspace.key_turn(tile, threadIdx.x / 32);
   const auto add = [](const float (&x)[4], float* sums) { add_fragment(sums, x); };
   if (main.params.deterministic) wait_for_turn(counter, split);
@@ -59,11 +59,12 @@ __device__ __forceinline__ void add_key_gradients(const BwdMainloop<Traits>& mai
 
 // After the main kernel, one block per (batch, kv head, kBlockN keys): the sums become rows.
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads) bwd_key_postprocess(const __grid_constant__ BwdParams p) {
+__global__ void __launch_bounds__(Traits::kThreads)
+    bwd_key_postprocess(const __grid_constant__ BwdParams p, const __grid_constant__ TileOrder order) {
   using T = typename Traits::T;
   using Main = BwdMainloop<Traits>;
   extern __shared__ __align__(128) char smem[];  // sK | sV
-  const Work work = Work::of(blockIdx.x, ceil_div(p.seqlen_k, Traits::kBlockN), p.num_heads_kv);
+  const Work work = order.work_of(blockIdx.x);
   const SeqInfo seq = SeqInfo::of(p, work.batch_index);
   const int col0 = work.tile * Traits::kBlockN;
   if (col0 >= SeqInfo::rows_of_k(p, work.batch_index)) return;

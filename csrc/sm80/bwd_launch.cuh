@@ -31,8 +31,11 @@ void launch_bwd(const BwdParams& p, const SharedMemory& memory, cudaStream_t str
   const int64_t bytes = workspace.bytes();
   if (bytes > 0) FLASH_CHECK_CUDA(cudaMemsetAsync(p.workspace, 0, bytes, stream), "bwd_sm80: clearing dq");
 
-  const unsigned rows = grid_of(ceil_div(p.seqlen_q, BwdPreprocess::kRows), p.num_heads, p.batch, "bwd_preprocess");
-  if (rows > 0) bwd_preprocess<typename Traits::T><<<rows, BwdPreprocess::kThreads, 0, stream>>>(p);
+  const int row_blocks = ceil_div(p.seqlen_q, BwdPreprocess::kRows);
+  const unsigned rows = grid_of(row_blocks, p.num_heads, p.batch, "bwd_preprocess");
+  if (rows > 0)
+    bwd_preprocess<typename Traits::T>
+        <<<rows, BwdPreprocess::kThreads, 0, stream>>>(p, TileOrder::head_by_head(row_blocks, p.num_heads));
   check_launch("bwd_preprocess");
 
   if (p.packed()) bwd_tail<typename Traits::T><<<BwdTail::kBlocks, BwdTail::kThreads, 0, stream>>>(p);
@@ -41,20 +44,26 @@ void launch_bwd(const BwdParams& p, const SharedMemory& memory, cudaStream_t str
   const int stages = choose_stages(memory, Traits::kTile.kBlocksPerSm, Traits::kSmem.bytes(2), Traits::kSmem.bytes(1));
   const int smem_bytes = Traits::kSmem.bytes(stages);
   const int splits = workspace.splits();
-  const unsigned key_tiles = grid_of(ceil_div(p.seqlen_k, Traits::kBlockN), p.num_heads_kv, p.batch, "bwd_sm80");
+  const int key_blocks = ceil_div(p.seqlen_k, Traits::kBlockN);
+  const unsigned key_tiles = grid_of(key_blocks, p.num_heads_kv, p.batch, "bwd_sm80");
   allow_shared_memory(bwd_kernel<Traits>, smem_bytes);
   if (key_tiles > 0)
-    bwd_kernel<Traits><<<key_tiles * splits, Traits::kThreads, smem_bytes, stream>>>(p, stages, splits);
+    bwd_kernel<Traits><<<key_tiles * splits, Traits::kThreads, smem_bytes, stream>>>(
+        p, BwdSchedule::of(p, key_blocks, splits, stages));
   check_launch("bwd_sm80");
 
   if (splits > 1 && key_tiles > 0) {
     allow_shared_memory(bwd_key_postprocess<Traits>, Traits::kSmem.ds);
-    bwd_key_postprocess<Traits><<<key_tiles, Traits::kThreads, Traits::kSmem.ds, stream>>>(p);
+    bwd_key_postprocess<Traits><<<key_tiles, Traits::kThreads, Traits::kSmem.ds, stream>>>(
+        p, TileOrder::head_by_head(key_blocks, p.num_heads_kv));
     check_launch("bwd_key_postprocess");
   }
 
-  const unsigned tiles = grid_of(ceil_div(p.seqlen_q, Traits::kBlockM), p.num_heads, p.batch, "bwd_postprocess");
-  if (tiles > 0) bwd_postprocess<Traits><<<tiles, Traits::kThreads, 0, stream>>>(p);
+  const int query_blocks = ceil_div(p.seqlen_q, Traits::kBlockM);
+  const unsigned tiles = grid_of(query_blocks, p.num_heads, p.batch, "bwd_postprocess");
+  if (tiles > 0)
+    bwd_postprocess<Traits>
+        <<<tiles, Traits::kThreads, 0, stream>>>(p, TileOrder::head_by_head(query_blocks, p.num_heads));
   check_launch("bwd_postprocess");
 }
 

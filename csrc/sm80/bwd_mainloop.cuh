@@ -4,12 +4,13 @@
 #include "../attn/mask.h"
 #include "bwd_barriers.cuh"
 #include "bwd_dq.cuh"
+#include "bwd_place.cuh"
 #include "bwd_scores.cuh"
 #include "bwd_traits.cuh"
 #include "gemm.cuh"
 #include "general.cuh"
 #include "load.cuh"
-#include "work.h"
+#include "schedule.h"
 
 namespace flash::sm80 {
 
@@ -29,9 +30,8 @@ struct BwdMainloop {
   float acc_dv[kRowTiles][kColsV / 8][4];  // (warp's keys, warp's columns of head_dim_v)
 
   const BwdParams& params;
-  const SeqInfo seq;
+  BwdPlace<T>& place;  // in shared memory
   const Band band;
-  const int batch_index, head_kv;
   const int num_heads, first_head;  // the block's query heads
   const int warp_row0;              // the warp's first key in the tile
   const int col_warp;               // which of the warps with these keys
@@ -44,14 +44,12 @@ struct BwdMainloop {
   const int stages;  // of queries: 2, or 1 where shared memory is short
   const BwdBarriers<Traits> barriers;
 
-  __device__ __forceinline__ BwdMainloop(const BwdParams& p, const Work& work, int splits, uint32_t shared,
-                                         int num_stages)
+  __device__ __forceinline__ BwdMainloop(const BwdParams& p, const Work& work, const SeqInfo& seq,
+                                         const BwdSchedule& schedule, char* shared_memory)
       : params(p),
-        seq(SeqInfo::of(p, work.batch_index)),
+        place(*reinterpret_cast<BwdPlace<T>*>(shared_memory + Traits::kSmem.place)),
         band(Band::of(p, seq)),
-        batch_index(work.batch_index),
-        head_kv(work.head / splits),
-        num_heads(p.num_heads / (p.num_heads_kv * splits)),
+        num_heads(schedule.num_heads),
         first_head(work.head * num_heads),
         warp_row0(threadIdx.x / 32 % Traits::kTile.key_warps() * Traits::kWarpRows),
         col_warp(threadIdx.x / 32 / Traits::kTile.key_warps()),
@@ -60,20 +58,25 @@ struct BwdMainloop {
         blocks(query_blocks(band, col0, kBlockN, kBlockM)),
         visible(query_blocks(band, warp_col0, Traits::kWarpRows, kSubM)),
         score_tile{p, band, warp_col0},
-        smem(shared),
-        stages(num_stages),
-        barriers{shared + Traits::kSmem.barriers, num_stages} {}
+        smem(uint32_t(__cvta_generic_to_shared(shared_memory))),
+        stages(schedule.stages),
+        barriers{smem + Traits::kSmem.barriers, schedule.stages} {
+    static_assert(sizeof(place) <= Traits::kSmem.stage - Traits::kSmem.place);
+    const int head_kv = schedule.splits.quotient(work.head);
+    if (threadIdx.x == 0) place = BwdPlace<T>::template of<Traits>(p, seq, work.batch_index, head_kv, first_head);
+    if constexpr (Traits::kSharesP) barriers.init();
+    if (blocks.count() > 0) load_keys(seq, work.batch_index, head_kv);
+    __syncthreads();
+  }
 
   __device__ __forceinline__ void run() {
     clear(acc_dk);
     clear(acc_dv);
     if (blocks.count() == 0) return;
-    if constexpr (Traits::kSharesP) barriers.init();
-    load_keys();
     Step step{first_head, blocks.end - 1, 0};
     load_queries(step);
     for (; step.head < first_head + num_heads; step = after(step)) {
-      const General<T> general(params, band, batch_index, step.head);
+      const General<T> general(params, band, place.batch_index, step.head);
       if constexpr (Traits::kSharesP) {
         add_block_sharing(general, step, after(step));
       } else {
@@ -102,7 +105,7 @@ struct BwdMainloop {
   };
   __device__ __forceinline__ Step after(const Step& step) const {
     const bool same_head = step.block > blocks.begin;
-    return {same_head ? step.head : step.head + 1, (same_head ? step.block : forget_on_sm86(blocks.end)) - 1,
+    return {same_head ? step.head : step.head + 1, (same_head ? step.block : forget_before_sm90(blocks.end)) - 1,
             step.count + 1};
   }
   __device__ __forceinline__ Step before(const Step& step) const {
@@ -117,7 +120,7 @@ struct BwdMainloop {
   }
   __device__ __forceinline__ uint32_t p_tile() const { return smem + Traits::kSmem.ds + TileDs::kBytes; }
 
-  __device__ __forceinline__ void load_keys() const {
+  __device__ __forceinline__ void load_keys(const SeqInfo& seq, int batch_index, int head_kv) const {
     RowLoader<T, TileK, kThreads>(params.k, batch_index, seq.k0, head_kv, seq.seqlen_k, params.head_dim)
         .load(smem, col0);
     RowLoader<T, TileV, kThreads>(params.v, batch_index, seq.k0, head_kv, seq.seqlen_k, params.head_dim_v)
@@ -126,17 +129,25 @@ struct BwdMainloop {
 
   __device__ __forceinline__ void load_queries(const Step& step) const {
     const uint32_t stage = stage_of(step);
-    const int row0 = step.block * kBlockM;
-    RowLoader<T, TileQ, kThreads>(params.q, batch_index, seq.q0, step.head, seq.seqlen_q, params.head_dim)
-        .load(stage, row0);
-    RowLoader<T, TileDo, kThreads>(params.dout, batch_index, seq.q0, step.head, seq.seqlen_q, params.head_dim_v)
-        .load(stage + TileQ::kBytes, row0);
+    const int row0 = step.block * kBlockM, head = step.head - first_head;
+    if (place.whole_rows && row0 + kBlockM <= band.seqlen_q) {
+      load_whole_tile<TileQ, kThreads>(stage, place.q + row0 * params.q.row + head * params.q.head, params.q.row,
+                                       threadIdx.x);
+      load_whole_tile<TileDo, kThreads>(stage + TileQ::kBytes,
+                                        place.dout + row0 * params.dout.row + head * params.dout.head, params.dout.row,
+                                        threadIdx.x);
+    } else {
+      RowLoader<T, TileQ, kThreads>(params.q, place.batch_index, place.q0, step.head, band.seqlen_q, params.head_dim)
+          .load(stage, row0);
+      RowLoader<T, TileDo, kThreads>(params.dout, place.batch_index, place.q0, step.head, band.seqlen_q,
+                                     params.head_dim_v)
+          .load(stage + TileQ::kBytes, row0);
+    }
     static_assert(2 * kBlockM <= kThreads);
-    const int j = threadIdx.x, row = row0 + j % kBlockM;
+    const int j = Traits::kSharesP ? forget_before_sm90(threadIdx.x) : threadIdx.x, row = row0 + j % kBlockM;
     if (j < 2 * kBlockM) {  // lse, then delta
-      const float* lse = params.lse.ptr + offset_of(params.lse, batch_index, seq.q0, row, step.head);
-      const float* delta = params.delta.ptr + offset_of(params.delta, batch_index, seq.q0, row, step.head);
-      ptx::cp_async_4(stage + TileQ::kBytes + TileDo::kBytes + 4 * j, j < kBlockM ? lse : delta, row < seq.seqlen_q);
+      const float* stats = j < kBlockM ? place.lse + head * params.lse.head : place.delta + head * params.delta.head;
+      ptx::cp_async_4(stage + TileQ::kBytes + TileDo::kBytes + 4 * j, stats + row, row < band.seqlen_q);
     }
     if constexpr (Traits::kSharesP) {
       barriers.arrive_full(step.count);
@@ -166,8 +177,7 @@ struct BwdMainloop {
   // Only dS, for dq of the step before.
   __device__ __forceinline__ void add_block_alone(const General<T>& general, const Step& step, const Step& next) {
     const bool last = next.head == first_head + num_heads;
-    // Before it: this step's copies by all threads, dS of the step before. After it: nobody reads what the step before
-    // read.
+    // Before it: this step's copies, dS of the step before. After it: nobody reads what the step before read.
     ptx::cp_async_wait_group<0>();
     __syncthreads();
     if (stages == 2 && !last) load_queries(next);
@@ -210,10 +220,10 @@ struct BwdMainloop {
       score_tile.probabilities_general(acc_s, acc_dp, stats, general, sub_block * kSubM);
     } else {
       score_tile.probabilities(acc_s, acc_dp, stats);
-      if (visible.needs_mask(sub_block)) {
-        score_tile.mask(acc_s, sub_block * kSubM);
-        score_tile.mask(acc_dp, sub_block * kSubM);
-      }
+    }
+    if (visible.needs_mask(sub_block)) {
+      score_tile.mask(acc_s, sub_block * kSubM);
+      score_tile.mask(acc_dp, sub_block * kSubM);
     }
     if (Traits::kSharesP && step.count > 0) barriers.wait_read(step.count - 1);
     write_transposed(acc_dp, ds_of(step), row0);
@@ -281,8 +291,9 @@ struct BwdMainloop {
 
   // dq of the step's queries += dS K over the tile's keys.
   __device__ __forceinline__ void add_dq(const Step& step) const {
-    add_dq_of_block<Traits>(params, {seq, band, batch_index, step.head, step.block, col0},
-                            Fragments<TileDs>(ds_of(step)), Fragments<TileK>(smem));
+    const int64_t tile = place.dq_tile + step.block * params.num_heads + step.head - first_head;
+    add_dq_of_block<Traits>(params, {band, tile, step.block, col0}, Fragments<TileDs>(ds_of(step)),
+                            Fragments<TileK>(smem));
   }
 };
 

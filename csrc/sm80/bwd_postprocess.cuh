@@ -11,12 +11,13 @@ namespace flash::sm80 {
 
 // One block, with the warps of the main kernel, per (batch, head, kBlockM queries).
 template <class Traits>
-__global__ void __launch_bounds__(Traits::kThreads) bwd_postprocess(const __grid_constant__ BwdParams p) {
+__global__ void __launch_bounds__(Traits::kThreads)
+    bwd_postprocess(const __grid_constant__ BwdParams p, const __grid_constant__ TileOrder order) {
   using T = typename Traits::T;
   using Pieces = typename Traits::DqPieces;
   using Tile = SmemTile<Traits::kBlockM, Traits::kHeadDim>;
   __shared__ __align__(128) char tile[Tile::kBytes];
-  const Work work = Work::of(blockIdx.x, ceil_div(p.seqlen_q, Traits::kBlockM), p.num_heads);
+  const Work work = order.work_of(blockIdx.x);
   const SeqInfo seq = SeqInfo::of(p, work.batch_index);
   const int row0 = work.tile * Traits::kBlockM;
   if (row0 >= seq.seqlen_q) return;

@@ -28,8 +28,9 @@ __device__ __forceinline__ float dot_chunk(const T* a, const T* b, int count, bo
 
 // One block per (batch, head, kRows queries).
 template <class T>
-__global__ void __launch_bounds__(BwdPreprocess::kThreads) bwd_preprocess(const __grid_constant__ BwdParams p) {
-  const Work work = Work::of(blockIdx.x, ceil_div(p.seqlen_q, BwdPreprocess::kRows), p.num_heads);
+__global__ void __launch_bounds__(BwdPreprocess::kThreads)
+    bwd_preprocess(const __grid_constant__ BwdParams p, const __grid_constant__ TileOrder order) {
+  const Work work = order.work_of(blockIdx.x);
   const SeqInfo seq = SeqInfo::of(p, work.batch_index);
   const int row = work.tile * BwdPreprocess::kRows + threadIdx.x / BwdPreprocess::kLanesPerRow;
   if (row >= seq.seqlen_q) return;  // the lanes of a row leave together

@@ -64,34 +64,81 @@ struct BwdScores {
       }
   }
 
+  // The same where options change the scores. Each option has a loop of its own over a column tile, so that those that
+  // are off cost next to nothing.
   __device__ __forceinline__ void probabilities_general(float (&acc_s)[kRowTiles][kSubM / 8][4],
                                                         float (&acc_dp)[kRowTiles][kSubM / 8][4], uint32_t stats,
                                                         const General<T>& general, int row0) const {
 #pragma unroll
     for (int n = 0; n < kSubM / 8; n++) {
       const float2 lse = stats_at(stats, n), delta = stats_at(stats + 4 * kBlockM, n);
+      Tile p, slope;  // probabilities; d score / d (q.k * softmax_scale)
+      for_each(n, row0, [&](int m, int i, int, int) { p[m][i] = acc_s[m][n][i]; });
+      modify(p, slope, n, row0, general);
+      for_each(n, row0, [&](int m, int i, int, int) {
+        // An entry that bias hides must not become exp2(-inf + inf).
+        const float score = p[m][i];
+        p[m][i] = score > -INFINITY ? exp2_approx((score - (i % 2 == 0 ? lse.x : lse.y)) * kLog2e) : 0.f;
+        acc_s[m][n][i] = p[m][i];
+      });
+      if (general.drops()) drop(acc_s, acc_dp, n, row0, general);
+      for_each(n, row0, [&](int m, int i, int, int) {
+        acc_dp[m][n][i] = p[m][i] * (acc_dp[m][n][i] - (i % 2 == 0 ? delta.x : delta.y)) * slope[m][i];
+      });
+    }
+  }
+
+ private:
+  using Tile = float[kRowTiles][4];  // a lane's elements of a column tile
+
+  // f(row tile, element, query, key)
+  template <class F>
+  __device__ __forceinline__ void for_each(int n, int row0, const F& f) const {
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const int row = row0 + query_of(n) + i;
-        const float row_lse = i == 0 ? lse.x : lse.y, row_delta = i == 0 ? delta.x : delta.y;
-        Philox random{};  // one draw serves all the lane's keys: they lie in one group of 64
-        if (general.drops()) random = general.draw(row, key_of(0, 0));
+    for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-        for (int m = 0; m < kRowTiles; m++) {
+      for (int i = 0; i < 4; i++) f(m, i, row0 + query_of(n) + i % 2, key_of(m, i / 2));
+  }
+
+  // q.k becomes the score, in natural units.
+  __device__ __forceinline__ void modify(Tile& x, Tile& slope, int n, int row0, const General<T>& general) const {
+    const ScoreMod& mod = general.mod();
+    if (mod.softcap == 0.f) {
+      for_each(n, row0, [&](int m, int i, int, int) { x[m][i] *= mod.softmax_scale, slope[m][i] = 1.f; });
+    } else if (mod.softcap <= Softcapped::kLargestFast) {
+      for_each(n, row0, [&](int m, int i, int, int) {
+        const Softcapped capped = Softcapped::fast(mod, x[m][i]);
+        x[m][i] = capped.score, slope[m][i] = capped.slope;
+      });
+    } else {
+      for_each(n, row0, [&](int m, int i, int, int) {
+        const Softcapped capped = Softcapped::exact(mod, x[m][i]);
+        x[m][i] = capped.score, slope[m][i] = capped.slope;
+      });
+    }
+    if (mod.alibi_slope != 0.f)
+      for_each(n, row0, [&](int m, int i, int row, int key) {
+        x[m][i] -= mod.alibi_slope * float(abs(band.diagonal(row) - key));
+      });
+    if (general.has_bias())
+      for_each(n, row0, [&](int m, int i, int row, int key) { x[m][i] += general.bias(row, key); });
+  }
+
+  __device__ __forceinline__ void drop(float (&acc_s)[kRowTiles][kSubM / 8][4],
+                                       float (&acc_dp)[kRowTiles][kSubM / 8][4], int n, int row0,
+                                       const General<T>& general) const {
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int key = key_of(m, half);
-            float &s = acc_s[m][n][2 * half + i], &dp = acc_dp[m][n][2 * half + i];
-            const float qk = s;
-            // A row without keys has lse -inf; an entry that bias hides must not become exp2(-inf + inf).
-            const float score = general.score(qk, row, key);
-            const float p = band.visible(row, key) && score > -INFINITY ? exp2_approx((score - row_lse) * kLog2e) : 0.f;
-            const float kept = !general.drops() ? 1.f : general.keep(random, key) ? general.keep_scale() : 0.f;
-            s = p * kept;
-            dp = p == 0.f ? 0.f : p * (dp * kept - row_delta) * general.derivative(qk);
-          }
+    for (int i = 0; i < 2; i++) {
+      // One draw serves all the lane's keys: they lie in one group of 64.
+      const Philox random = general.draw(row0 + query_of(n) + i, key_of(0, 0));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const float kept = general.keep(random, key_of(m, half)) ? general.keep_scale() : 0.f;
+          acc_s[m][n][2 * half + i] *= kept;
+          acc_dp[m][n][2 * half + i] *= kept;
         }
-      }
     }
   }
 };

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "bwd_traits.cuh"
-#include "forget.cuh"
 
 namespace flash::sm80 {
 
@@ -22,16 +21,23 @@ struct BwdWorkspace {
   // Only where blocks share a tile of keys.
   FLASH_HD int64_t key_tiles() const { return splits() > 1 ? KeyTiles::of_keys(p).count() * p.num_heads_kv : 0; }
 
-  // Where each begins, in words of four bytes.
-  FLASH_HD int64_t key_sums() const { return dq_tiles() * kDqFloats; }  // dq (dq_tiles, kDqFloats) lies at 0
-  FLASH_HD int64_t started() const { return key_sums() + key_tiles() * (kDkFloats + kDvFloats); }  // one counter
-  FLASH_HD int64_t dq_turns() const { return started() + 1; }                                      // (dq_tiles, kWarps)
-  FLASH_HD int64_t key_turns() const { return dq_turns() + dq_tiles() * kWarps; }  // (key_tiles, kWarps)
-  FLASH_HD int64_t bytes() const { return 4 * (p.deterministic ? key_turns() + key_tiles() * kWarps : started()); }
+  // Where each begins, in words of four bytes. What every step needs depends neither on the number of key tiles nor on
+  // how many blocks share one, which takes a loop of divisions.
+  FLASH_HD int64_t started() const {
+    return dq_tiles() * kDqFloats;
+  }  // dq (dq_tiles, kDqFloats) lies at 0; one counter
+  FLASH_HD int64_t dq_turns() const { return started() + 1; }  // (dq_tiles, kWarps)
+  FLASH_HD int64_t key_sums() const {  // (key_tiles, kDkFloats + kDvFloats), to be added to by vector
+    return p.deterministic ? (dq_turns() + dq_tiles() * kWarps + 3) / 4 * 4 : started();
+  }
+  FLASH_HD int64_t key_turns() const {
+    return key_sums() + key_tiles() * (kDkFloats + kDvFloats);
+  }  // (key_tiles, kWarps)
+  FLASH_HD int64_t bytes() const { return 4 * (key_turns() + (p.deterministic ? key_tiles() * kWarps : 0)); }
 
   // Tile `tile` of kBlockM queries (kBlockN keys) of a sequence.
   __device__ int64_t dq_tile(int batch_index, const SeqInfo& seq, int head, int tile) const {
-    return QueryTiles::of_queries(p).index(batch_index, forget_on_sm86(seq.q0), tile) * p.num_heads + head;
+    return QueryTiles::of_queries(p).index(batch_index, seq.q0, tile) * p.num_heads + head;
   }
   __device__ int64_t key_tile(int batch_index, const SeqInfo& seq, int head_kv, int tile) const {
     return KeyTiles::of_keys(p).index(batch_index, seq.k0, tile) * p.num_heads_kv + head_kv;

@@ -48,17 +48,18 @@ __device__ __forceinline__ void write_results(const FwdMainloop<Traits>& main,
     for (int h = 0; h < 2; h++) {
       const float sum = quad_sum(main.softmax.row_sum[m][h]), reference = main.softmax.reference[m][h];
       const RowResult row = Traits::kGeneral ? finish_row_general(reference, sum, sink, general.keep_scale())
-                                             : finish_row(reference, sum, main.softmax.rounded_sum[m][h]);
+                                             : finish_row(reference, sum, main.softmax.rounded_sum[m][2 * h]);
       factor[m][h] = row.factor;
       const int i = tile.row_of(m, h);
       if (threadIdx.x % 4 == 0 && i < seq.seqlen_q)
         p.lse.ptr[offset_of(p.lse, work.batch_index, seq.q0, i, work.head)] = row.lse;
     }
-  stage_rows<T, TileO>(smem, main.warp_row0, 0, main.acc_o, factor);
+  stage_rows<T, TileO>(smem, int(forget(threadIdx.x) / 32 * Traits::kWarpRows), 0, main.acc_o, factor);
   __syncwarp();
   T* out = static_cast<T*>(p.out.ptr) + offset_of(p.out, work.batch_index, seq.q0, tile.row0, work.head);
-  store_rows<T, TileO, Traits::kWarpRows, 32>(smem, main.warp_row0, out, p.out.row, seq.seqlen_q - tile.row0,
-                                              p.head_dim_v, chunks_aligned(p.out), threadIdx.x % 32);
+  store_rows<T, TileO, Traits::kWarpRows, 32>(smem, int(forget(threadIdx.x) / 32 * Traits::kWarpRows), out, p.out.row,
+                                              seq.seqlen_q - tile.row0, p.head_dim_v, chunks_aligned(p.out),
+                                              threadIdx.x % 32);
 }
 
 }  // namespace flash::sm80

@@ -17,11 +17,11 @@ __device__ __forceinline__ N forget(N x) {
   return x;
 }
 
-// Where ptxas keeps more than it has registers for (by its report on the backward of head_dim 64); elsewhere computing
+// Before sm_90 ptxas keeps more than it has registers for (by its report on the backward); from there on computing
 // anew takes more registers than it frees.
 template <class N>
-__device__ __forceinline__ N forget_on_sm86(N x) {
-#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890
+__device__ __forceinline__ N forget_before_sm90(N x) {
+#if __CUDA_ARCH__ < 900
   return forget(x);
 #else
   return x;

@@ -17,12 +17,13 @@ constexpr bool is_fwd(const Key& key) {
 
 template <class Traits>
 void launch_fwd(const FwdParams& p, cudaStream_t stream) {
-  const int64_t blocks = int64_t(ceil_div(p.seqlen_q, Traits::kBlockM)) * p.num_heads * p.batch;
+  const int tiles = ceil_div(p.seqlen_q, Traits::kBlockM);
+  const int64_t blocks = int64_t(tiles) * p.num_heads * p.batch;
   if (blocks == 0) return;
   FLASH_CHECK_ARG(blocks <= INT_MAX, "batch * num_heads * seqlen_q / ", Traits::kBlockM, " must be below 2^31, got ",
                   blocks);
   allow_shared_memory(fwd_kernel<Traits>, Traits::kSmem.bytes);
-  fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, Traits::kSmem.bytes, stream>>>(p);
+  fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, Traits::kSmem.bytes, stream>>>(p, FwdSchedule::of(p, tiles));
   check_launch("fwd_sm80");
 }
 

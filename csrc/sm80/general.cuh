@@ -8,6 +8,21 @@
 
 namespace flash::sm80 {
 
+struct Softcapped {
+  float score, slope;  // d score / d (q.k * softmax_scale)
+
+  __device__ __forceinline__ static Softcapped exact(const ScoreMod& mod, float qk) {
+    return {mod.softcap * tanhf(qk * mod.softmax_scale / mod.softcap), mod.derivative(qk)};
+  }
+  // tanh comes from an exponential, to about 3e-7: up to kLargestFast an error far below what 16 bits of q and k leave.
+  static constexpr float kLargestFast = 64.f;
+  __device__ __forceinline__ static Softcapped fast(const ScoreMod& mod, float qk) {
+    const float x = qk * (mod.softmax_scale / mod.softcap);
+    const float rest = __fdividef(2.f, 1.f + exp2_approx(2.f * kLog2e * fabsf(x)));  // 1 - tanh(|x|)
+    return {copysignf(mod.softcap - mod.softcap * rest, x), rest * (2.f - rest)};
+  }
+};
+
 template <class T>
 class General {
  public:
@@ -18,25 +33,29 @@ class General {
     if (drops_) dropout_ = Dropout::of(p.dropout_p, p.rng_state);
   }
 
-  // The score, in natural units, that enters the softmax; (row, col) must lie inside the sequence if there is a bias.
-  __device__ __forceinline__ float score(float qk, int row, int col) const {
-    return mod_(qk, abs(band_.diagonal(row) - col), bias(row, col));
-  }
-  __device__ __forceinline__ float derivative(float qk) const { return mod_.derivative(qk); }
+  // Scale, softcap and ALiBi.
+  __device__ __forceinline__ const ScoreMod& mod() const { return mod_; }
 
   __device__ __forceinline__ bool drops() const { return drops_; }
   __device__ __forceinline__ float keep_scale() const { return drops_ ? dropout_.scale : 1.f; }
   // The random bits of the lane's columns of `row` in the 64 that hold `col`; they serve both halves.
   __device__ __forceinline__ Philox draw(int row, int col) const { return dropout_.draw(head_index_, row, col); }
   __device__ __forceinline__ bool keep(const Philox& random, int col) const { return dropout_.keep(random, col); }
+  // Bits 0 and 1: whether columns col and col + 1 are kept, col even.
+  __device__ __forceinline__ uint32_t kept_pair(const Philox& random, int col) const {
+    const uint32_t signs = dropout_.kept_signs(Dropout::word(random, col));
+    return (signs >> 15 & 1) | (signs >> 30 & 2);
+  }
 
- private:
+  __device__ __forceinline__ bool has_bias() const { return bias_.ptr != nullptr; }
+  // 0 outside the sequence.
   __device__ __forceinline__ float bias(int row, int col) const {
-    if (bias_.ptr == nullptr || row >= band_.seqlen_q || col >= band_.seqlen_k) return 0.f;
+    if (row >= band_.seqlen_q || col >= band_.seqlen_k) return 0.f;
     const int64_t i = bias_offset_ + row * bias_.row + col * bias_.col;
     return bias_.is_f32 ? static_cast<const float*>(bias_.ptr)[i] : to_float(static_cast<const T*>(bias_.ptr)[i]);
   }
 
+ private:
   ScoreMod mod_;
   Band band_;
   Bias bias_;

@@ -25,6 +25,20 @@ __device__ __forceinline__ void copy_elements(uint32_t target, const T* source, 
   }
 }
 
+// Copies the rows from `source` on, all of which exist and fill the tile's columns with aligned chunks; belongs to the
+// thread's next commit group.
+template <class Tile, int kThreads, class T>
+__device__ __forceinline__ void load_whole_tile(uint32_t tile, const T* source, int64_t stride, unsigned thread) {
+  using Lanes = CopyLanes<Tile, kThreads>;
+  const int row = Lanes::row(thread), col = Lanes::col(thread);
+  const uint32_t target = tile + Tile::offset(row, col);
+  source += row * stride + col;
+#pragma unroll
+  for (int r = 0; r < Tile::kRows; r += Lanes::kRowsPerPass, source += Lanes::kRowsPerPass * stride)
+#pragma unroll
+    for (int c = 0; c < Tile::kCols; c += Lanes::kCols) ptx::cp_async_16(target + Tile::shift(r, c), source + c);
+}
+
 // Copies tiles of SmemTile `Tile` with kThreads threads.
 template <class T, class Tile, int kThreads>
 class RowLoader {
@@ -40,8 +54,8 @@ class RowLoader {
         aligned_(chunks_aligned(t)) {}
 
   // Rows row0 ... row0 + kRows - 1 into the tile at shared address `tile`; belongs to the thread's next commit group.
-  __device__ __forceinline__ void load(uint32_t tile, int row0) const {
-    const int row = Lanes::row(threadIdx.x), col = Lanes::col(threadIdx.x);
+  __device__ __forceinline__ void load(uint32_t tile, int row0, unsigned thread = threadIdx.x) const {
+    const int row = Lanes::row(thread), col = Lanes::col(thread);
     const T* source = source_ + (row0 + row) * stride_ + col;  // the thread's first chunk
     const uint32_t target = tile + Tile::offset(row, col);
     if (aligned_ && cols_ == Tile::kCols && row0 + Tile::kRows <= rows_) {

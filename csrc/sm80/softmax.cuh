@@ -13,6 +13,7 @@
 
 #include "../attn/numeric.cuh"
 #include "../attn/score.h"
+#include "../ptx/shared.cuh"
 
 namespace flash::sm80 {
 
@@ -25,11 +26,6 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-template <int kN>
-struct alignas(4 * kN) Float {
-  float at[kN];
-};
-
 template <class T, int kRowTiles>
 struct Softmax {
   // fp16: the maximum becomes 2^-8, which leaves room for 2^24 above it.
@@ -40,46 +36,44 @@ struct Softmax {
   // Of rows lane / 4 and lane / 4 + 8.
   float reference[kRowTiles][2];    // of this block of keys; +inf: no key yet, exp2(-inf - inf) = 0
   float row_sum[kRowTiles][2];      // of the lane's columns
-  float rounded_sum[kRowTiles][2];  // of all columns
+  float rounded_sum[kRowTiles][4];  // of all columns, in the accumulator of a product: the row's twice
 
   // Between blocks of keys the references lie in shared memory (rows): the product of Q and K has no registers for
   // them. `references` is where the lane's begin, the same for the four lanes that share the rows.
-  __device__ __forceinline__ void load_references(const float* references) {
-    using Vector = Float<2 * kRowTiles>;
-    const Vector x = *reinterpret_cast<const Vector*>(references);
+  __device__ __forceinline__ void load_references(uint32_t references) {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; m++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) reference[m][h] = x.at[2 * m + h];
+    for (int m = 0; m < kRowTiles; m++) ptx::ld_shared(reference[m][0], reference[m][1], references + 8 * m);
   }
-  __device__ __forceinline__ void store_references(float* references) const {
+  __device__ __forceinline__ void store_references(uint32_t references) const {
     __syncwarp();  // all four have read what was there
     if (threadIdx.x % 4 != 0) return;
 #pragma unroll
-    for (int m = 0; m < kRowTiles; m++)
-#pragma unroll
-      for (int h = 0; h < 2; h++) references[2 * m + h] = reference[m][h];
+    for (int m = 0; m < kRowTiles; m++) ptx::st_shared(references + 8 * m, reference[m][0], reference[m][1]);
   }
 
-  __device__ __forceinline__ void reset(float* references) {
+  __device__ __forceinline__ void reset(uint32_t references) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         reference[m][h] = INFINITY;
         row_sum[m][h] = 0.f;
-        rounded_sum[m][h] = 0.f;
+        rounded_sum[m][2 * h] = rounded_sum[m][2 * h + 1] = 0.f;
       }
     store_references(references);
   }
 
-  // Raises the references to the maximum of acc_s (+ headroom) and rescales what was summed with the old ones.
-  // exp2_scale: log2(e) where scores are in natural units, 1 in log2 units.
+  // What a reference is to the scores: their maximum times `scale` plus `headroom`; times `log2_units` in log2 units.
+  struct Units {
+    float scale, headroom, log2_units;
+  };
+
+  // Raises the references to the maximum of acc_s and rescales what was summed with the old ones.
   template <int kN, int kD>
   __device__ __forceinline__ void raise(const float (&acc_s)[kRowTiles][kN][4], float (&acc_o)[kRowTiles][kD][4],
-                                        float headroom, float exp2_scale) {
+                                        const Units& units) {
     float before[kRowTiles][2], after[kRowTiles][2];
-    bool raised = false;
+    bool raised = false, summed = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
@@ -88,19 +82,29 @@ struct Softmax {
 #pragma unroll
         for (int n = 0; n < kN; n++) row_max = fmaxf(row_max, fmaxf(acc_s[m][n][2 * h], acc_s[m][n][2 * h + 1]));
         before[m][h] = reference[m][h] == INFINITY ? -INFINITY : reference[m][h];
-        after[m][h] = fmaxf(before[m][h], quad_max(row_max) + headroom);
+        after[m][h] = fmaxf(before[m][h], quad_max(row_max) * units.scale + units.headroom);
         raised |= after[m][h] > before[m][h];
+        summed |= before[m][h] > -INFINITY;
       }
     if (!__any_sync(~0u, raised)) return;
+    if (!__any_sync(~0u, summed)) {  // the first block
+#pragma unroll
+      for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          if (after[m][h] > -INFINITY) reference[m][h] = after[m][h];
+      return;
+    }
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         if (after[m][h] == -INFINITY) continue;
-        const float scale = exp2_approx((before[m][h] - after[m][h]) * exp2_scale);
+        const float scale = exp2_approx((before[m][h] - after[m][h]) * units.log2_units);
         reference[m][h] = after[m][h];
         row_sum[m][h] *= scale;
-        rounded_sum[m][h] *= scale;
+        rounded_sum[m][2 * h] *= scale;
+        rounded_sum[m][2 * h + 1] *= scale;
 #pragma unroll
         for (int d = 0; d < kD; d++) {
           acc_o[m][d][2 * h] *= scale;
@@ -114,7 +118,7 @@ struct Softmax {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-      for (int h = 0; h < 2; h++) out |= !(rounded_sum[m][h] < kLargestSum);
+      for (int h = 0; h < 2; h++) out |= !(rounded_sum[m][2 * h] < kLargestSum);
     return out;
   }
 };

@@ -15,17 +15,18 @@ struct FwdTile {
   constexpr int threads() const { return 32 * warps(); }
 };
 
-// sQ | two stages of (sK | sV) | what the loop has no registers for: where the block is, what a general variant does to
-// scores, the references of the rows
+// sQ | two stages of (sK | sV) | what the loop has no registers for: where the block is, which keys each warp sees,
+// what a general variant does to scores, the references of the rows
 struct FwdSmem {
-  int kv, place, general, references, bytes;  // where each begins, sQ at 0, and the end
+  int kv, place, warps, general, references, bytes;  // where each begins, sQ at 0, and the end
 };
 
 constexpr FwdSmem fwd_smem(const FwdTile& t, int head_dim, int head_dim_v) {
   FwdSmem s{};
   s.kv = 2 * t.kBlockM * head_dim;
   s.place = s.kv + 2 * 2 * t.kBlockN * (head_dim + head_dim_v);
-  s.general = s.place + 64;
+  s.warps = s.place + 96;
+  s.general = s.warps + 32 * t.warps();
   s.references = s.general + 192;
   s.bytes = s.references + 4 * t.kBlockM;
   return s;
@@ -102,9 +103,9 @@ constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, bool small = false) {
   return t;
 }
 
-// sK | sV | sP and sDs, or two sDs | barriers | one or two stages of (sQ | sDo | lse | delta)
+// sK | sV | sP and sDs, or two sDs | barriers | where the block is | one or two stages of (sQ | sDo | lse | delta)
 struct BwdSmem {
-  int v, ds, ds_bytes, barriers, stage, stage_bytes;  // where each begins, sK at 0; sP lies behind sDs
+  int v, ds, ds_bytes, barriers, place, stage, stage_bytes;  // where each begins, sK at 0; sP lies behind sDs
   constexpr int bytes(int stages) const { return stage + stages * stage_bytes; }
 };
 
@@ -114,7 +115,8 @@ constexpr BwdSmem bwd_smem(const BwdTile& t, int head_dim, int head_dim_v) {
   s.ds = s.v + 2 * t.kBlockN * head_dim_v;
   s.ds_bytes = 2 * t.kBlockN * t.kBlockM;
   s.barriers = s.ds + 2 * s.ds_bytes;
-  s.stage = s.barriers + (t.shares_p() ? 128 : 0);  // tiles start at multiples of 128 bytes
+  s.place = s.barriers + 64;
+  s.stage = s.barriers + 128;  // tiles start at multiples of 128 bytes
   s.stage_bytes = 2 * t.kBlockM * (head_dim + head_dim_v) + 2 * 4 * t.kBlockM;
   return s;
 }

@@ -5,6 +5,7 @@
 #include "expect.h"
 #include "instances.h"
 #include "sm80/bwd_sums.h"
+#include "sm80/lane_columns.h"
 #include "sm80/smem_tile.h"
 #include "sm80/tile.h"
 #include "sm80/work.h"
@@ -132,26 +133,38 @@ void test_dq_turns() {
             }
 }
 
-void test_work() {
+void test_divisor() {
+  for (const unsigned d : {1u, 2u, 3u, 7u, 64u, 100u, 513u, 65535u, 1u << 20, 1000000007u, 0x7FFFFFFFu}) {
+    const Divisor divisor = Divisor::of(d);
+    for (const unsigned q : {0u, 1u, 2u, 1000u, 0x7FFFFFFFu / d - 1, 0x7FFFFFFFu / d})
+      for (int64_t x = int64_t(q) * d - 2; x <= int64_t(q) * d + 2; x++)
+        if (x >= 0 && x <= 0x7FFFFFFF) EXPECT(divisor.quotient(unsigned(x)) == unsigned(x) / d, x, " / ", d);
+  }
+}
+
+void test_head_by_head() {
   std::set<int> seen;
+  const TileOrder order = TileOrder::head_by_head(3, 4);
   for (unsigned block = 0; block < 3 * 4 * 5; block++) {
-    const Work w = Work::of(block, 3, 4);
+    const Work w = order.work_of(block);
     EXPECT(w.tile < 3 && w.head < 4 && w.batch_index < 5, "block ", block);
     seen.insert((w.batch_index * 4 + w.head) * 3 + w.tile);
   }
   EXPECT(seen.size() == 60, "every tile once");
+  EXPECT(order.work_of(7).tile == 1 && order.work_of(7).head == 2, "tiles of a head follow each other");
 }
 
 // Every tile once; those of one head in order, and tile t + 1 of none before tile t of all heads that go together.
-void test_work_tile_by_tile() {
+void test_tile_by_tile() {
   for (const int tiles : {1, 3, 100, 700})
     for (const int heads : {1, 4, 7, 64})
       for (const int batch : {1, 5}) {
         std::set<int> seen;
         std::vector<int> next(heads * batch);
+        const TileOrder order = TileOrder::tile_by_tile(tiles, heads, batch, 512);
         int longest_run = 0, run = 0, before = -1;
         for (unsigned block = 0; block < unsigned(tiles * heads * batch); block++) {
-          const Work w = Work::tile_by_tile(block, tiles, heads, batch, 512);
+          const Work w = order.work_of(block);
           EXPECT(w.tile >= 0 && w.head >= 0 && w.head < heads && w.batch_index >= 0 && w.batch_index < batch, "block ",
                  block);
           const int unit = w.batch_index * heads + w.head;
@@ -164,6 +177,21 @@ void test_work_tile_by_tile() {
         EXPECT(int(seen.size()) == tiles * heads * batch, "every tile once");
         EXPECT(tiles == 1 || (longest_run >= batch && longest_run <= max_of(512 / tiles, batch)),
                "heads together: ", longest_run);
+      }
+}
+
+void test_lane_columns() {
+  for (const int col_tiles : {4, 8})
+    for (int begin = -9; begin < 8 * col_tiles + 9; begin++)
+      for (int end = -9; end < 8 * col_tiles + 9; end++) {
+        const uint32_t columns = lane_columns(begin, end, col_tiles);
+        for (int n = 0; n < col_tiles; n++)
+          for (int i = 0; i < 2; i++) {
+            const int col = 8 * n + i;
+            EXPECT((columns >> (2 * n + i) & 1) == (col >= begin && col < end), "column ", col, " of ", begin, " ",
+                   end);
+          }
+        EXPECT(columns >> (2 * col_tiles) == 0, "no others");
       }
 }
 
@@ -222,8 +250,10 @@ int main() {
   test_tile_index();
   test_head_splits();
   test_dq_turns();
-  test_work();
-  test_work_tile_by_tile();
+  test_divisor();
+  test_head_by_head();
+  test_tile_by_tile();
+  test_lane_columns();
   test_tiles_fit();
   return flash::test::finish("sm80 tiles");
 }

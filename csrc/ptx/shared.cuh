@@ -1,0 +1,19 @@
+// ld.shared, st.shared: by address, where a pointer would have to be made of the window's base first.
+#pragma once
+
+#include <cstdint>
+
+namespace flash::ptx {
+
+__device__ __forceinline__ void ld_shared(float& x, float& y, uint32_t address) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x), "=f"(y) : "r"(address) : "memory");
+}
+template <class T>
+__device__ __forceinline__ void ld_shared(const T*& x, const T*& y, uint32_t address) {
+  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(x), "=l"(y) : "r"(address) : "memory");
+}
+__device__ __forceinline__ void st_shared(uint32_t address, float x, float y) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
+}
+
+}  // namespace flash::ptx
