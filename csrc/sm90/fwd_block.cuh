@@ -105,13 +105,19 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     softmax.first(acc_s, args, p);
     drop(n_block);
     if constexpr (Traits::kGeneral) general.release();
+    if constexpr (kTile.order == Order::kJoint) wait_v(v);
+  }
+
+  __device__ __forceinline__ void wait_v(const RingState& at) const {
+    ptx::mbarrier_wait(smem.v_full(at.stage), at.parity);
   }
 
   __device__ __forceinline__ void store_tile(const Tile& t) const {
     sm90::store_tile<Traits>(acc_o, softmax, args, t, place(t));
   }
 
-  // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V.
+  // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V. Order::kJoint: that
+  // V is there already, and that of block n_block is waited for under the products.
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
     if constexpr (kTile.order == Order::kOverlap) {
@@ -128,12 +134,12 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
       softmax_of_block<kMasked, kTile.early>(n_block, [&] { finish_pv<0>(); });
     } else {
       static_assert(!kTile.pingpong);
-      ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
-      ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
       issue_pv(first_pv);
+      ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
       constexpr bool kBiasFirst = !kMasked && FwdGeneral<Traits>::kBiasFirst;
       if constexpr (kBiasFirst) general.bias.start(acc_s);
       issue_qk<kBiasFirst>();
+      wait_v(v.template next<Pipeline::kStages>());
       if constexpr (Traits::kGeneral) general.under_products();
       finish_pv<1>();
       ptx::wgmma_wait_group<0>();

@@ -196,6 +196,12 @@ struct RingState {
   __device__ __forceinline__ explicit RingState(uint32_t first_parity) : parity(first_parity) {}
 
   template <int kSize>
+  __device__ __forceinline__ RingState next() const {
+    RingState n = *this;
+    n.advance<kSize>();
+    return n;
+  }
+  template <int kSize>
   __device__ __forceinline__ void advance() {
     if (++stage == kSize) {
       stage = 0;
