@@ -35,7 +35,6 @@ MAY_SPILL = {
     "sm90/bwd_* *Traits<*, true, 0>>": 1400,
     "sm80/* *Traits<*, true, *>>": 320,
     # Between tiles of keys, not in a step of them.
-    "sm90/fwd_sm90_fp8_d256.cu *": 16,
     "sm90/bwd_sm90_d128.cu *": 8,
     "sm90/bwd_sm90_d256.cu *": 64,
     "simt/*_simt_tf32.cu *": 64,

@@ -36,15 +36,6 @@ __device__ __forceinline__ void bulk_load(uint32_t dst, const void* src, uint32_
                "l"(src), "r"(bar), "r"(bytes)
                : "memory");
 }
-// Shared -> global, contiguous. Ordinary stores to `src` need fence_proxy_async in front of it.
-__device__ __forceinline__ void bulk_store(void* dst, uint32_t src, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src), "r"(bytes)
-               : "memory");
-}
-// Until all stores that this thread has issued are complete.
-__device__ __forceinline__ void bulk_store_wait() {
-  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
-}
 // Shared -> shared memory of a block of the cluster; `dst` and `bar` are addresses there (mapa).
 __device__ __forceinline__ void bulk_copy_to_cluster(uint32_t dst, uint32_t src, uint32_t bar, int bytes) {
   asm volatile(

@@ -39,16 +39,17 @@ void launch_fp8(const FwdParams& p, Stream stream) {
   // As many heads together as are worked on at a time.
   const int heads =
       args.order.longest_first ? args.order.section : ceil_div(most_blocks, max_of(1, args.order.m_blocks));
-  args.value_units =
-      ValueUnits::of(p, args.value_tiles, min_of(heads / args.group, p.batch * p.num_heads_kv), Traits::kUnits);
+  args.value_jobs =
+      ValueJobs::of(p, args.value_tiles, min_of(heads / args.group, p.batch * p.num_heads_kv), Traits::kJobs);
   args.values = static_cast<uint8_t*>(p.workspace);
-  args.values_ready = reinterpret_cast<uint32_t*>(args.values + workspace.bytes_of_values);
-  args.claimed = args.values_ready + workspace.tiles;
-
-  launch_kernel("fp8_begin", fp8_begin_kernel, true, dim3(unsigned((workspace.counters() + 1023) / 1024)), 1024, 0,
-                cuda_stream(stream), args.values_ready, workspace.counters());
+  if (!has_counters(args.counter_slot, workspace.tiles)) {
+    args.values_ready = reinterpret_cast<uint32_t*>(args.values + workspace.bytes_of_values);
+    args.values_claimed = args.values_ready + workspace.tiles;
+    launch_kernel("fp8_begin", fp8_begin_kernel, true, dim3(unsigned((workspace.counters() + 1023) / 1024)), 1024, 0,
+                  cuda_stream(stream), args.values_ready, workspace.counters());
+  }
   // Blocks without queries turn values around all the same: with few queries that is most of the work.
-  const int blocks = int(std::min<int64_t>(most_blocks, std::max<int64_t>(tiles, args.value_units.count / 12 + 1)));
+  const int blocks = int(std::min<int64_t>(most_blocks, std::max<int64_t>(tiles, args.value_jobs.count / 3 + 1)));
   launch_kernel("fwd_sm90_fp8", fp8_kernel<Traits>, true, dim3(blocks), Traits::kThreads, Fp8Smem<Traits>::kBytes,
                 cuda_stream(stream), args);
 }

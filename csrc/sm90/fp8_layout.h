@@ -8,7 +8,7 @@
 
 namespace flash::sm90 {
 
-inline constexpr int kUnitKeys = 32;  // of one k-step of P V, and of what a warp turns around at once
+inline constexpr int kUnitKeys = 32;  // of one k-step of P V, and of what a warp turns around at once: a unit
 
 // Inside 16 keys a row of V^T holds them in another order. The accumulator of S gives a thread, q = lane % 4, keys 2q,
 // 2q + 1, 2q + 8, 2q + 9, and the A operand of P V wants places 4q ... 4q + 3 from it: with key 8b + 2q + e at place
@@ -43,16 +43,15 @@ struct ValueTiles {
   }
 };
 
-// V is turned around in units of 32 keys and up to 128 columns of a head, in the order in which tiles of queries need
-// them.
-struct ValueUnits {
+// Tiles are made in jobs, in the order in which tiles of queries need them.
+struct ValueJobs {
   // Dense: of tiles, from the last of a sequence to its first, several heads together. Packed: m_blocks is 0, and tiles
   // follow each other.
   TileOrder order;
   uint32_t count;
 
   // `heads` of keys are worked on at a time.
-  FLASH_HD static ValueUnits of(const AttnParams& p, const ValueTiles& tiles, int heads, int per_tile) {
+  FLASH_HD static ValueJobs of(const AttnParams& p, const ValueTiles& tiles, int heads, int per_tile) {
     return {{tiles.per_sequence, p.batch * p.num_heads_kv, max_of(1, heads), true},
             uint32_t(tiles.per_head * p.num_heads_kv * per_tile)};
   }

@@ -21,7 +21,8 @@ struct Fp8Traits {
   static constexpr int kStages = kTile.kv_stages, kQStages = kTile.q_stages;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
-  static constexpr int kValueLoaders = 1, kValueRows = kUnitKeys;      // keys of one copy of V
+  static constexpr int kValueLoaders = 1, kTransposers = 2;            // warps
+  static constexpr int kValueRows = kUnitKeys;                         // keys of one copy of V
   static constexpr int kMaxSkipLeft = 1, kMaxSkipRight = kStages - 1;  // as in FwdTraits
 
   // Panels of 128 columns, 128 bytes wide; what a head dim leaves of the last one is zeros that no product reads.
@@ -30,7 +31,9 @@ struct Fp8Traits {
   static constexpr int kQBytes = 64 * kPanels * 128;  // of one warpgroup
   static constexpr int kKBytes = kBlockN * kPanels * 128, kVBytes = kBlockN * kHeadDimV;
 
-  static constexpr int kUnits = kBlockN / kUnitKeys * kPanelsV;  // of a tile of V^T
+  // A tile of V^T is made in jobs of so many units, claimed and reported as one: both take longer than to turn a unit.
+  static constexpr int kUnits = kBlockN / kUnitKeys * kPanelsV, kJobUnits = kUnits % 4 == 0 ? 4 : kUnits;
+  static constexpr int kJobs = kUnits / kJobUnits;
 
   static constexpr int kRegistersAtLaunch = 65536 / kThreads / 8 * 8;
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
@@ -41,10 +44,10 @@ struct Fp8Traits {
 
 struct Fp8Args : FwdArgs {
   ValueTiles value_tiles;
-  ValueUnits value_units;
-  uint8_t* values;         // (num_heads_kv, value_tiles.per_head, head_dim_v, 128)
-  uint32_t* values_ready;  // (num_heads_kv, value_tiles.per_head): units of each tile that are written
-  uint32_t* claimed;       // units that are claimed
+  ValueJobs value_jobs;
+  uint8_t* values;           // (num_heads_kv, value_tiles.per_head, head_dim_v, 128)
+  uint32_t* values_ready;    // (num_heads_kv, value_tiles.per_head): jobs of each tile that are done; or nullptr
+  uint32_t* values_claimed;  // jobs that are claimed
 
   // With a constant block_n, by which is divided.
   template <class Traits>
@@ -68,32 +71,38 @@ struct Descales {
   }
 };
 
-// One more barrier than those of fwd_traits.cuh, where the value loader takes the producer's part at v_full and
-// v_empty, waits for tile_full and arrives once at tile_empty, and v_landed is not used:
-//
-//   barrier      count       arrives               waits              first
-//   raw_full[w]  1 + bytes   transposer w, TMA     transposer w       0
+// 32 keys of up to 128 columns of V, on their way through shared memory.
+struct alignas(8) ValueUnit {
+  int tile;  // -1: no more units
+  int part;  // of the tile
+  int keys;  // that exist, may be negative
+  const uint8_t* source;
+};
+
+// Barriers are those of fwd_traits.cuh, where the value loader takes the producer's part at v_full and v_empty, waits
+// for tile_full and arrives once at tile_empty, and v_landed is not used.
 template <class Traits>
 struct Fp8Smem : FwdSmem<Traits> {
   using Base = FwdSmem<Traits>;
-  static constexpr int kTransposers = 2, kRawBytes = kUnitKeys * 128;  // one unit
-  static constexpr int kRawFull = Base::kBytes;
-  static constexpr int kRaw = round_up(kRawFull + 8 * kTransposers, 1024);  // (transposers, 32, 128)
-  static constexpr int kTurned = kRaw + kTransposers * kRawBytes;           // (transposers, 128, 32)
+  static constexpr int kTransposers = Traits::kTransposers, kRawStages = Traits::kTile.raw_stages;
+  static constexpr int kRawBytes = kUnitKeys * 128;
+  static constexpr int kUnits = round_up(Base::kBytes, 16);  // (transposers, raw_stages) ValueUnit
+  static constexpr int kRaw = round_up(kUnits + kTransposers * kRawStages * int(sizeof(ValueUnit)), 1024);
+  static constexpr int kTurned = kRaw + kTransposers * kRawStages * kRawBytes;
   static constexpr int kBytes = kTurned + kTransposers * kRawBytes;
   static_assert(kBytes <= 232448, "shared memory of a block");
 
   __device__ __forceinline__ explicit Fp8Smem(uint8_t* p) : Base(p) {}
 
-  __device__ __forceinline__ uint32_t raw_full(int w) const { return Base::address + kRawFull + 8 * w; }
-  __device__ __forceinline__ uint32_t raw(int w) const { return Base::address + kRaw + w * kRawBytes; }
-  __device__ __forceinline__ uint32_t turned(int w) const { return Base::address + kTurned + w * kRawBytes; }
-
-  // By one thread; __syncthreads follows.
-  __device__ __forceinline__ void init_barriers() const {
-    for (int w = 0; w < kTransposers; w++) ptx::mbarrier_init(raw_full(w), 1);
-    Base::init_barriers();
+  __device__ __forceinline__ ValueUnit& unit(int w, int stage) const {
+    return reinterpret_cast<ValueUnit*>(Base::base + kUnits)[w * kRawStages + stage];
   }
+  // (32, 128) bytes, in the 128-byte swizzle.
+  __device__ __forceinline__ uint32_t raw(int w, int stage) const {
+    return Base::address + kRaw + (w * kRawStages + stage) * kRawBytes;
+  }
+  // (128, 32) bytes, as in a tile.
+  __device__ __forceinline__ uint32_t turned(int w) const { return Base::address + kTurned + w * kRawBytes; }
 };
 
 }  // namespace flash::sm90

@@ -5,7 +5,7 @@
 #include "../ptx/acquire.cuh"
 #include "../ptx/fence.cuh"
 #include "../ptx/tma.cuh"
-#include "fp8_traits.cuh"
+#include "fp8_counters.cuh"
 
 namespace flash::sm90 {
 
@@ -13,7 +13,7 @@ template <class Traits>
 class Fp8ValueLoader {
  public:
   __device__ __forceinline__ Fp8ValueLoader(const Fp8Args& a, const Fp8Smem<Traits>& s)
-      : args(a), smem(s), lane(threadIdx.x % 32) {}
+      : args(a), counters(a), smem(s), lane(threadIdx.x % 32) {}
 
   __device__ __forceinline__ void run() {
     while (true) {
@@ -26,14 +26,16 @@ class Fp8ValueLoader {
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(smem.tile_empty(slot.stage));
       slot.template advance<Fp8Smem<Traits>::kTileSlots>();
-      if (!valid) return;
+      if (!valid) break;
 #pragma unroll 1
       for (int index = end - 1; index >= begin; index--) load(index);
     }
+    counters.finish<Traits>();
   }
 
  private:
   const Fp8Args& args;
+  const Fp8Counters counters;
   const Fp8Smem<Traits> smem;
   const int lane;
   RingState v{1}, slot{0};
@@ -57,7 +59,7 @@ class Fp8ValueLoader {
     if (ahead < 32 && (ready >> ahead & 1) != 0) return;
     looked_at = index;
     do {
-      ready = __ballot_sync(~0u, index >= lane && ptx::ld_acquire(args.values_ready + index - lane) == Traits::kUnits);
+      ready = __ballot_sync(~0u, index >= lane && ptx::ld_acquire(counters.ready() + index - lane) == Traits::kJobs);
     } while ((ready & 1) == 0);
     __syncwarp();  // what a lane has acquired, lane 0 may copy
     ptx::fence_proxy_async_global();

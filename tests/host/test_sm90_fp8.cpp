@@ -77,7 +77,7 @@ void test_packed_tiles() {
 }
 
 // Every tile of every head once; a dense call's from the last of a sequence to its first, `together` heads at a time.
-void test_order_of_units() {
+void test_order_of_jobs() {
   AttnParams p;
   p.batch = 3;
   p.num_heads_kv = 4;
@@ -88,12 +88,12 @@ void test_order_of_units() {
       p.cu_seqlens_k = packed ? cu : nullptr;
       p.total_k = 1000;
       const ValueTiles tiles = ValueTiles::of(p, 96);
-      const ValueUnits units = ValueUnits::of(p, tiles, together, 6);
-      EXPECT(int64_t(units.count) == tiles.per_head * 4 * 6, units.count);
+      const ValueJobs jobs = ValueJobs::of(p, tiles, together, 2);
+      EXPECT(int64_t(jobs.count) == tiles.per_head * 4 * 2, jobs.count);
       std::set<std::pair<int, int>> seen;
-      for (int i = 0; i < int(units.count) / 6; i++) {
+      for (int i = 0; i < int(jobs.count) / 2; i++) {
         int head, tile;
-        units.decode(i, 4, head, tile);
+        jobs.decode(i, 4, head, tile);
         EXPECT(head >= 0 && head < 4 && tile >= 0 && tile < tiles.per_head, head, " ", tile);
         EXPECT(seen.insert({head, tile}).second, "twice: ", head, " ", tile);
         if (!packed && i < min_of(together, 12))
@@ -110,6 +110,7 @@ void test_tile_numbers() {
       const Fp8Tile t = fp8_tile(key.head_dim, two_levels);
       EXPECT(t.kv_stages >= 2 && t.q_stages >= 1, key.head_dim);
       EXPECT(t.block_n % 32 == 0 && t.early == 0, key.head_dim);
+      EXPECT(t.raw_stages >= 2, key.head_dim);
     }
   }
 }
@@ -121,7 +122,7 @@ int main() {
   test_places_in_a_tile();
   test_dense_tiles();
   test_packed_tiles();
-  test_order_of_units();
+  test_order_of_jobs();
   test_tile_numbers();
   return flash::test::finish("sm90_fp8");
 }

@@ -1,0 +1,113 @@
+// What a transposing warp works on: claims jobs in the order of need and loads their units, ahead of the turning and
+// across jobs. Nothing here waits for another block: whoever has claimed a job finishes it.
+#pragma once
+
+#include "../ptx/acquire.cuh"
+#include "../ptx/cp_async.cuh"
+#include "fp8_counters.cuh"
+
+namespace flash::sm90 {
+
+// The keys of one tile.
+struct ValueTile {
+  int batch;  // -1: nobody's
+  int row;    // of its first key in v
+  int keys;   // that exist, may be negative
+};
+
+__device__ __forceinline__ ValueTile find_value_tile(const FwdParams& p, const ValueTiles& tiles, int index) {
+  int b = 0;
+  if (tiles.per_sequence > 0) {
+    b = index / tiles.per_sequence;
+  } else {  // the last segment that begins at or before the tile
+    for (int above = p.batch; above - b > 1;) {
+      const int middle = (b + above) / 2;
+      (tiles.first(middle, int(SeqInfo::of(p, middle).k0)) <= index ? b : above) = middle;
+    }
+  }
+  const SeqInfo s = SeqInfo::of(p, b);
+  const int n_block = index - tiles.first(b, int(s.k0));
+  if (n_block < 0 || n_block >= max_of(1, ceil_div(s.seqlen_k, tiles.block_n))) return {-1, 0, 0};
+  return {b, int(s.k0) + n_block * tiles.block_n, s.seqlen_k - n_block * tiles.block_n};
+}
+
+template <class Traits>
+class Fp8UnitLoader {
+ public:
+  __device__ __forceinline__ Fp8UnitLoader(const Fp8Args& a, const Fp8Counters& c, const Fp8Smem<Traits>& s, int w)
+      : args(a), counters(c), smem(s), turner(w), lane(threadIdx.x % 32) {
+    claim();
+    if (lane < Smem::kRawStages) smem.unit(turner, lane) = {0, -1, 0, nullptr};
+    __syncwarp();
+  }
+
+  // Starts the copy of the next unit, as one group of copies; behind the last one there are empty ones.
+  __device__ __forceinline__ void load() {
+    ValueUnit unit = smem.unit(turner, stage == 0 ? Smem::kRawStages - 1 : stage - 1);  // the one before it
+    if ((unit.part + 1) % Traits::kJobUnits == 0) {
+      unit = next_job();
+    } else if (unit.tile >= 0) {
+      unit.part++;
+      const bool first_panel = unit.part % Traits::kPanelsV == 0;
+      if (first_panel) unit.keys -= kUnitKeys;
+      unit.source += first_panel ? kUnitKeys * args.params.v.row - 128 * (Traits::kPanelsV - 1) : 128;
+    }
+    if (lane == 0) smem.unit(turner, stage) = unit;
+    __syncwarp();
+    if (unit.tile >= 0) copy(unit);
+    ptx::cp_async_commit_group();
+    if (++stage == Smem::kRawStages) stage = 0;
+  }
+
+ private:
+  using Smem = Fp8Smem<Traits>;
+
+  const Fp8Args& args;
+  const Fp8Counters counters;
+  const Smem smem;
+  const int turner, lane;
+  uint32_t claimed;  // by lane 0
+  int stage = 0;
+
+  // Eight lanes copy a row of 128 bytes, in the 128-byte swizzle. Zeros where there is none.
+  __device__ __forceinline__ void copy(const ValueUnit& unit) const {
+    int lane = threadIdx.x % 32;
+    asm volatile("" : "+r"(lane));  // as in Fp8Transposer::turn
+    const int row = lane / 8, chunk = lane % 8;
+    const bool exists = unit.part % Traits::kPanelsV * 128 + chunk * 16 < args.params.head_dim_v;
+    const int rows = exists ? unit.keys - row : 0;
+    const uint32_t to = smem.raw(turner, stage) + row * 128 + ((chunk ^ row) << 4);
+    const uint8_t* from = unit.source + row * args.params.v.row + chunk * 16;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      ptx::cp_async_16((i % 2 == 0 ? to : (to ^ 64) + 512) + i / 2 * 1024, from, 4 * i < rows ? 16 : 0);
+      from += 4 * args.params.v.row;
+    }
+  }
+
+  __device__ __forceinline__ void claim() {
+    if (lane == 0) claimed = atomicAdd(counters.claimed(), 1);
+  }
+
+  // The first unit of the job that was claimed; claims the one behind it.
+  __device__ __forceinline__ ValueUnit next_job() {
+    while (true) {
+      const uint32_t job = __shfl_sync(~0u, claimed, 0);
+      if (job >= args.value_jobs.count) return {-1, 0, 0, nullptr};
+      claim();
+      int head_kv, in_head;
+      args.value_jobs.decode(job / Traits::kJobs, args.params.num_heads_kv, head_kv, in_head);
+      const ValueTile found = find_value_tile(args.params, args.tiles<Traits>(), in_head);
+      const int tile = head_kv * int(args.value_tiles.per_head) + in_head;
+      if (found.batch < 0) {  // done all the same: with wrong cu_seqlens somebody may wait for it
+        if (lane == 0) ptx::red_release(counters.ready() + tile, 1);
+        continue;
+      }
+      const int part = job % Traits::kJobs * Traits::kJobUnits, key = part / Traits::kPanelsV * kUnitKeys;
+      const int64_t offset = offset_of(args.params.v, args.packed ? 0 : found.batch, found.row, key, head_kv);
+      return {tile, part, found.keys - key, static_cast<const uint8_t*>(args.params.v.ptr) + offset};
+    }
+  }
+};
+
+}  // namespace flash::sm90
