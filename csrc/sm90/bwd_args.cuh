@@ -20,8 +20,9 @@ struct BwdArgs {
   int64_t bands;          // of one head in the workspace
   float* stats;           // (num_heads, bands, 2, 16)
   float* dq_accum;        // (num_heads, bands, head_dim / 8, 32, 4)
-  float* row_scale;       // (num_heads, bands, 16)       deterministic only, like key_bounds
-  KeyBounds* key_bounds;  // (batch, num_heads_kv)
+  float* row_scale;       // (num_heads, bands, 16)       deterministic only, like what follows
+  KeyBounds* key_bounds;  // (num_heads_kv, key_groups)
+  int64_t key_groups;     // of one head in the workspace
   int counter_slot;       // of the counters from which blocks claim their tiles, -1: dealt out statically
   float lse_scale;        // stats hold lse times this: log2(e), or 1 where a bias may be added (bwd_general.cuh)
   bool copies_bias;       // the copy engine brings it; else the main warpgroups read it where they need it

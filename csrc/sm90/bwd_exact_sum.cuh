@@ -6,12 +6,9 @@
 
 namespace flash::sm90 {
 
-inline constexpr int kBoundsThreads = 256;
-
-// 64, 128 or 256 columns
-FLASH_HD constexpr int padded_columns(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
-// Of one head, which a warp bounds.
-FLASH_HD constexpr int bounds_keys(int head_dim) { return 4096 / padded_columns(head_dim); }
+// What was loaded stays as it is until here. Else it is taken apart where it comes in, each load waits for the one
+// before, and twice the registers hold it.
+__device__ __forceinline__ void keep_packed(uint4& x) { asm volatile("" : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)); }
 
 template <class T>
 __device__ __forceinline__ float dot8(const uint4& x, const uint4& y) {
@@ -52,6 +49,7 @@ __device__ __forceinline__ GroupBounds bounds_of(const T* first, int64_t stride,
     }
 #pragma unroll
     for (int i = 0; i < kInFlight; i++) {
+      keep_packed(x[i]);
       float norm2 = dot8<T>(x[i], x[i]);
       b.sum2 += norm2;
       if constexpr (kNorms) {
@@ -70,17 +68,16 @@ __device__ __forceinline__ GroupBounds bounds_of(const T* first, int64_t stride,
   return b;
 }
 
-// The warps of a block take neighbouring heads, which are neighbours in memory.
+// Group `item` of the keys, by a warp; neighbours are of neighbouring heads, which are neighbours in memory.
 template <class T, int kHeadDim, int kHeadDimV>
-__global__ void __launch_bounds__(kBoundsThreads) bwd_key_bounds(const __grid_constant__ BwdArgs args, int groups) {
-  ptx::griddepcontrol_launch_dependents();
+__device__ __forceinline__ void bound_keys(const BwdArgs& args, int64_t item) {
+  constexpr int kKeys = bounds_keys(kHeadDim);
   const BwdParams& p = args.p;
-  const int64_t item = int64_t(blockIdx.x) * (kBoundsThreads / 32) + threadIdx.x / 32;
+  const int groups = ceil_div(p.seqlen_k, kKeys);
   const int head = int(item % p.num_heads_kv), group = int(item / p.num_heads_kv % groups);
   const int64_t batch = item / p.num_heads_kv / groups;
   if (batch >= p.batch) return;
   const SeqInfo seq = SeqInfo::of(p, int(batch));
-  constexpr int kKeys = bounds_keys(kHeadDim);
   const int key0 = group * kKeys, keys = min_of(kKeys, seq.seqlen_k - key0);
   if (keys <= 0) return;
   const T* first_v = static_cast<const T*>(p.v.ptr) + offset_of(p.v, int(batch), seq.k0, key0, head);
@@ -88,17 +85,9 @@ __global__ void __launch_bounds__(kBoundsThreads) bwd_key_bounds(const __grid_co
   const GroupBounds v = bounds_of<T, padded_columns(kHeadDimV), kKeys, true>(first_v, p.v.row, keys, p.head_dim_v);
   const GroupBounds k = bounds_of<T, padded_columns(kHeadDim), kKeys, false>(first_k, p.k.row, keys, p.head_dim);
   if (threadIdx.x % 32 != 0) return;
-  KeyBounds* bounds = args.key_bounds + batch * p.num_heads_kv + head;
   const float smallness = sqrtf(float(keys)) / sqrtf(v.sum2) * sqrtf(float(keys) * p.head_dim) / sqrtf(k.sum2);
-  atomicMax(&bounds->largest_v, __float_as_uint(sqrtf(v.largest_norm2)));
-  atomicMax(&bounds->largest_k, __float_as_uint(k.largest));
-  atomicMax(&bounds->smallness, __float_as_uint(smallness));
-}
-
-__device__ __forceinline__ ExactSum exact_sum(const BwdArgs& args, const SeqInfo& seq, int batch, int head_kv) {
-  const KeyBounds& b = args.key_bounds[int64_t(batch) * args.p.num_heads_kv + head_kv];
-  return ExactSum::of(__uint_as_float(b.largest_v), __uint_as_float(b.largest_k), __uint_as_float(b.smallness),
-                      visible_keys(args.p, seq));
+  args.key_bounds[head * args.key_groups + first_key_group(p, seq, int(batch)) + group] = {
+      __float_as_int(sqrtf(v.largest_norm2)), __float_as_int(k.largest), __float_as_int(smallness)};
 }
 
 __device__ __forceinline__ void red_add(int32_t* address, int32_t x) {

@@ -13,13 +13,23 @@
 
 namespace flash::sm90 {
 
-// Of one key-value head, over its used keys in groups. As bits of non-negative floats, which order like the floats, NaN
-// above all.
+// Of a group of keys of one key-value head, or of all its groups. As bits of non-negative floats, which order like the
+// floats, NaN above all.
 struct KeyBounds {
-  uint32_t largest_v;  // |V_j|, of a row
-  uint32_t largest_k;  // |K_jc|, of an element
-  uint32_t smallness;  // the largest 1 / (rms |V_j| rms |K_jc|) of a group
+  int largest_v;  // |V_j|, of a row
+  int largest_k;  // |K_jc|, of an element
+  int smallness;  // the largest 1 / (rms |V_j| rms |K_jc|) of a group
+
+  FLASH_HD KeyBounds larger(const KeyBounds& b) const {
+    return {max_of(largest_v, b.largest_v), max_of(largest_k, b.largest_k), max_of(smallness, b.smallness)};
+  }
 };
+
+// 64, 128 or 256 columns
+FLASH_HD constexpr int padded_columns(int head_dim) { return head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256; }
+// Keys of a group, which a warp bounds.
+FLASH_HD constexpr int bounds_keys(int head_dim) { return 4096 / padded_columns(head_dim); }
+inline constexpr int kFewestBoundsKeys = bounds_keys(256);
 
 // The most keys that a query of the sequence can see.
 FLASH_HD int visible_keys(const AttnParams& p, const SeqInfo& seq) {

@@ -9,6 +9,7 @@
 #include "bwd_pair_kernel.cuh"
 #include "bwd_postprocess.cuh"
 #include "bwd_preprocess.cuh"
+#include "bwd_row_scales.cuh"
 #include "bwd_tail.cuh"
 
 namespace flash::sm90 {
@@ -80,6 +81,7 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   a.dq_accum = reinterpret_cast<float*>(workspace + w.dq_accum);
   a.row_scale = reinterpret_cast<float*>(workspace + w.row_scale);
   a.key_bounds = reinterpret_cast<KeyBounds*>(workspace + w.key_bounds);
+  a.key_groups = w.key_groups;
   a.lse_scale = natural_lse ? 1.f : kLog2e;
   a.copies_bias = copies_bias;
   if (copies_bias) a.map_bias = bias_map(p);
@@ -97,22 +99,21 @@ void launch(const char* name, void (*kernel)(Params...), bool early, int64_t blo
 }
 
 template <class T, int kHeadDim, int kHeadDimV>
-void launch_key_bounds(const BwdArgs& args, cudaStream_t stream) {
-  const BwdParams& p = args.p;
-  const int64_t heads = int64_t(p.batch) * p.num_heads_kv;
-  const int groups = ceil_div(p.seqlen_k, bounds_keys(kHeadDim)), warps = kBoundsThreads / 32;
-  if (heads == 0) return;
-  FLASH_CHECK_CUDA(cudaMemsetAsync(args.key_bounds, 0, size_t(heads) * sizeof(KeyBounds), stream), "key_bounds");
-  launch("bwd_key_bounds", bwd_key_bounds<T, kHeadDim, kHeadDimV>, false, (heads * groups + warps - 1) / warps,
-         kBoundsThreads, 0, stream, args, groups);
-}
-
-template <class T, int kColumns>
 void launch_preprocess(const BwdArgs& args, cudaStream_t stream) {
   const BwdParams& p = args.p;
-  const PreprocessGrid grid{ceil_div(p.seqlen_q, kBandRows), ceil_div(p.num_heads, PreprocessTile<kColumns>::kHeads)};
-  launch("bwd_preprocess", bwd_preprocess<T, kColumns>, p.deterministic, grid.count(p.batch), kPreprocessThreads, 0,
+  constexpr int kWarps = kPreprocessThreads / 32, kHeads = PreprocessTile<padded_columns(kHeadDimV)>::kHeads;
+  const int64_t groups = int64_t(p.batch) * p.num_heads_kv * ceil_div(p.seqlen_k, bounds_keys(kHeadDim));
+  const PreprocessGrid grid{ceil_div(p.seqlen_q, kBandRows), ceil_div(p.num_heads, kHeads),
+                            p.deterministic ? (groups + kWarps - 1) / kWarps : 0};
+  launch("bwd_preprocess", bwd_preprocess<T, kHeadDim, kHeadDimV>, false, grid.count(p.batch), kPreprocessThreads, 0,
          stream, args, grid);
+}
+
+template <int kHeadDim>
+void launch_row_scales(const BwdArgs& args, cudaStream_t stream) {
+  const ScalesGrid grid{ceil_div(args.p.seqlen_q, ScalesGrid::kRows)};
+  launch("bwd_row_scales", bwd_row_scales<kHeadDim>, true, grid.count(args.p.batch, args.p.num_heads),
+         ScalesGrid::kThreads, 0, stream, args, grid);
 }
 
 // Before the other kernels: nothing may come between those that start ahead of each other's end.
@@ -126,8 +127,9 @@ void launch_tail(const BwdArgs& args, cudaStream_t stream) {
 template <class T, int kHeadDim>
 void launch_postprocess(const BwdArgs& args, cudaStream_t stream) {
   const PostprocessGrid grid{ceil_div(args.p.seqlen_q, kBandRows)};
-  launch("bwd_postprocess", bwd_postprocess<T, kHeadDim>, true, grid.count(args.p.batch, args.p.num_heads),
-         32 * PostprocessGrid::kWarps, 0, stream, args, grid);
+  launch("bwd_postprocess", bwd_postprocess<T, kHeadDim>, true,
+         grid.count(args.p.batch, args.p.num_heads, PostprocessTile<kHeadDim>::kPieces), 32 * PostprocessGrid::kWarps,
+         0, stream, args, grid);
 }
 
 // The main kernel up to head_dim 128: every thread block has keys of its own.
@@ -135,7 +137,7 @@ template <class BlockTraits>
 struct SingleBlocks {
   using Traits = BlockTraits;
   static constexpr int kBlockN = Traits::kBlockN, kRowsOfCopy = kBlockN;
-  static constexpr int kHeadDimV = Traits::kHeadDim, kColumnsV = 64 * Traits::kPanels;
+  static constexpr int kHeadDimV = Traits::kHeadDim;
 
   static void launch_main(const BwdArgs& args, cudaStream_t stream) {
     const int64_t blocks = std::min<int64_t>(args.order.count(), multiprocessors(args.p.device));
@@ -165,7 +167,7 @@ template <class PairTraits>
 struct Pairs {
   using Traits = PairTraits;
   static constexpr int kBlockN = Traits::kTile.block_n, kRowsOfCopy = Traits::kKeys;
-  static constexpr int kHeadDimV = Traits::kHeadDimV, kColumnsV = kHeadDimV <= 128 ? 128 : 256;
+  static constexpr int kHeadDimV = Traits::kHeadDimV;
 
   static void launch_main(const BwdArgs& args, cudaStream_t stream) {
     const int64_t pairs = std::min<int64_t>(args.order.count(), pairs_at_once<Traits>(args.p.device));
@@ -186,8 +188,8 @@ void launch_bwd(const BwdParams& p, bool copies_bias, bool natural_lse, LaunchMa
   BwdArgs args = bwd_args(p, Traits::kBlockM, Blocks::kBlockN, Blocks::kRowsOfCopy, copies_bias, natural_lse);
   args.counter_slot = counter_slot(p.device, s);
   launch_tail<T>(args, s);
-  if (p.deterministic) launch_key_bounds<T, Traits::kHeadDim, Blocks::kHeadDimV>(args, s);
-  launch_preprocess<T, Blocks::kColumnsV>(args, s);
+  launch_preprocess<T, Traits::kHeadDim, Blocks::kHeadDimV>(args, s);
+  if (p.deterministic) launch_row_scales<Traits::kHeadDim>(args, s);
   launch_main(args, s);
   launch_postprocess<T, Traits::kHeadDim>(args, s);
 }

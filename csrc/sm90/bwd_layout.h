@@ -8,7 +8,7 @@
 // and where bitwise equal results are asked for (bwd_exact_sum.h):
 //   dq_accum    in units of 1 / |row_scale|, or the same as int32 (num_heads, bands, head_dim / 8, 4, 32)
 //   row_scale   fp32 (num_heads, bands, 16), negative where the sums are integers
-//   key_bounds  KeyBounds (batch, num_heads_kv)
+//   key_bounds  KeyBounds (num_heads_kv, key_groups): of groups of keys, anew in each segment; room for the smallest
 #pragma once
 
 #include "../attn/mask.h"
@@ -25,8 +25,15 @@ FLASH_HD int64_t first_band(const AttnParams& p, const SeqInfo& s, int batch_ind
   return p.cu_seqlens_q ? s.q0 / kBandRows + batch_index : int64_t(batch_index) * ceil_div(p.seqlen_q, kBandRows);
 }
 
+// The same for groups of keys.
+FLASH_HD int64_t first_key_group(const AttnParams& p, const SeqInfo& s, int batch_index) {
+  return p.cu_seqlens_k ? s.k0 / kFewestBoundsKeys + batch_index
+                        : int64_t(batch_index) * ceil_div(p.seqlen_k, kFewestBoundsKeys);
+}
+
 struct BwdWorkspace {
-  int64_t bands;  // of one head; a step may read the stats of a few bands behind the last one
+  int64_t bands;       // of one head; a step may read the stats of a few bands behind the last one
+  int64_t key_groups;  // of one head
   int64_t stats, dq_accum, row_scale, key_bounds;  // byte offsets
   int64_t bytes;
 
@@ -39,9 +46,31 @@ struct BwdWorkspace {
     w.row_scale = w.dq_accum + p.num_heads * w.bands * kBandRows * p.head_dim * int64_t(sizeof(float));
     const int64_t scales = p.deterministic ? p.num_heads * w.bands * kBandRows : 0;
     w.key_bounds = w.row_scale + scales * int64_t(sizeof(float));
-    const int64_t bounds = p.deterministic ? int64_t(p.batch) * p.num_heads_kv : 0;
-    w.bytes = w.key_bounds + bounds * int64_t(sizeof(KeyBounds));
+    w.key_groups = p.cu_seqlens_k ? p.total_k / kFewestBoundsKeys + p.batch
+                                  : int64_t(p.batch) * ceil_div(p.seqlen_k, kFewestBoundsKeys);
+    w.bytes = w.key_bounds + (p.deterministic ? p.num_heads_kv * w.key_groups * int64_t(sizeof(KeyBounds)) : 0);
     return w;
+  }
+};
+
+// Thread blocks of the preprocess kernel.
+struct PreprocessGrid {
+  int bands;  // of the longest segment
+  int head_groups;
+  int64_t bounds;  // blocks that bound keys: evenly among the others, for what only reads and what mostly writes run
+                   // well beside each other
+  FLASH_HD int64_t count(int batch) const { return bounds + int64_t(bands) * head_groups * batch; }
+
+  // What block number `block` of `count` is: block number `index` of its kind.
+  struct Role {
+    bool bounds_keys;
+    unsigned index;
+  };
+  FLASH_HD Role role(unsigned block, unsigned count) const {
+    if (bounds == 0) return {false, block};
+    const unsigned number = unsigned(bounds), stride = count / number, before = (block + stride - 1) / stride;
+    if (block % stride == 0 && before < number) return {true, before};
+    return {false, block - (before < number ? before : number)};
   }
 };
 

@@ -1,17 +1,13 @@
 // Before the backward: delta = rowsum(dout * out) - dlse, LSE and delta as the main kernel reads them, zeros in the
-// accumulator of dQ. A thread block takes one band of 16 rows and as many heads as fill 1 KiB of a row.
+// accumulator of dQ. A thread block takes one band of 16 rows and as many heads as fill 1 KiB of a row. For bitwise
+// equal results other thread blocks between these bound the keys, and the norms of dO go where the scales of rows will
+// be (bwd_row_scales.cuh): neither waits for the other.
 #pragma once
 
 #include "../ptx/griddep.cuh"
 #include "bwd_exact_sum.cuh"
 
 namespace flash::sm90 {
-
-struct PreprocessGrid {
-  int bands;  // of the longest segment
-  int head_groups;
-  FLASH_HD int64_t count(int batch) const { return int64_t(bands) * head_groups * batch; }
-};
 
 inline constexpr int kPreprocessThreads = 256;
 
@@ -32,37 +28,38 @@ __device__ __forceinline__ void clear_accumulators(const BwdArgs& args, int head
   }
 }
 
-// What the main kernel reads of one row; `row` within the segment, may be behind its end. `norm2`: of the row of dO.
+// What the main kernel reads of one row; `row` within the segment, may be behind its end. `lse`: -infinity there.
+// `norm2`: of the row of dO.
 __device__ __forceinline__ void write_stats(const BwdArgs& args, const SeqInfo& seq, int batch, int head, int row,
-                                            float delta, float norm2) {
+                                            float lse, float delta, float norm2) {
   const BwdParams& p = args.p;
   const int64_t band = head * args.bands + first_band(p, seq, batch) + row / kBandRows;
-  float lse = INFINITY;  // of rows that see nothing or do not exist: P = 0
   if (row < seq.seqlen_q) {
     if (p.dlse.ptr) delta -= p.dlse.ptr[offset_of(p.dlse, batch, seq.q0, row, head)];
     p.delta.ptr[offset_of(p.delta, batch, seq.q0, row, head)] = delta;
-    const float natural = p.lse.ptr[offset_of(p.lse, batch, seq.q0, row, head)];
-    if (natural != -INFINITY) lse = natural * args.lse_scale;
   }
   float* stats = args.stats + band * kBandStats + row % kBandRows;
-  stats[0] = lse;
+  stats[0] = lse == -INFINITY ? INFINITY : lse * args.lse_scale;  // P = 0 in rows that see nothing or do not exist
   stats[kBandRows] = delta;
   if (p.deterministic) {
     const float norm = sqrtf(norm2) * (p.dropout_p > 0.f ? 1.f / (1.f - p.dropout_p) : 1.f);
-    const ExactSum sum = exact_sum(args, seq, batch, head / (p.num_heads / p.num_heads_kv));
-    args.row_scale[band * kBandRows + row % kBandRows] = sum.scale(norm, delta);
+    args.row_scale[band * kBandRows + row % kBandRows] = norm;  // bwd_row_scales.cuh makes a scale of it
   }
 }
 
+template <int kLanes>
+__device__ __forceinline__ float sum_of_row(float x) {
+#pragma unroll
+  for (int lane = 1; lane < kLanes; lane *= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
+}
+
 template <class T, int kColumns>
-__global__ void __launch_bounds__(kPreprocessThreads)
-    bwd_preprocess(const __grid_constant__ BwdArgs args, PreprocessGrid grid) {
+__device__ __forceinline__ void prepare_rows(const BwdArgs& args, const PreprocessGrid& grid, unsigned block) {
   using Tile = PreprocessTile<kColumns>;
-  ptx::griddepcontrol_launch_dependents();
   const BwdParams& p = args.p;
-  const int head0 = int(blockIdx.x % grid.head_groups) * Tile::kHeads;
-  const int band = int(blockIdx.x / grid.head_groups % grid.bands),
-            batch = int(blockIdx.x / grid.head_groups / grid.bands);
+  const int head0 = int(block % grid.head_groups) * Tile::kHeads;
+  const int band = int(block / grid.head_groups % grid.bands), batch = int(block / grid.head_groups / grid.bands);
   const SeqInfo seq = SeqInfo::of(p, batch);
   if (band * kBandRows >= seq.seqlen_q) return;
   const int64_t band0 = first_band(p, seq, batch) + band;
@@ -84,23 +81,41 @@ __global__ void __launch_bounds__(kPreprocessThreads)
   }
 
   clear_accumulators(args, head0, heads, band0);
-  if (p.deterministic) ptx::griddepcontrol_wait();  // for bwd_key_bounds
+
+  // Rows one by one where they lie beside each other in memory: a thread has row `my_row` of head `my_head`.
+  __shared__ float deltas[Tile::kHeads][kBandRows], norms2[Tile::kHeads][kBandRows];
+  const int my_head = threadIdx.x / kBandRows, my_row = threadIdx.x % kBandRows;
+  const bool has_row = my_head < heads;
+  float lse = -INFINITY;
+  if (has_row && band * kBandRows + my_row < seq.seqlen_q)
+    lse = p.lse.ptr[offset_of(p.lse, batch, seq.q0, band * kBandRows + my_row, head0 + my_head)];
 
 #pragma unroll
   for (int i = 0; i < Tile::kPasses; i++) {
     const int item = threadIdx.x / Tile::kLanes + i * Tile::kPerPass;
-    const int head = head0 + item % Tile::kHeads, row = band * kBandRows + item / Tile::kHeads;
-    float delta = dot8<T>(out[i], dout[i]);
-#pragma unroll
-    for (int lane = 1; lane < Tile::kLanes; lane *= 2) delta += __shfl_xor_sync(~0u, delta, lane);
-    float norm2 = 0.f;
-    if (p.deterministic) {
-      norm2 = dot8<T>(dout[i], dout[i]);
-#pragma unroll
-      for (int lane = 1; lane < Tile::kLanes; lane *= 2) norm2 += __shfl_xor_sync(~0u, norm2, lane);
+    keep_packed(out[i]), keep_packed(dout[i]);
+    const float delta = sum_of_row<Tile::kLanes>(dot8<T>(out[i], dout[i]));
+    const float norm2 = p.deterministic ? sum_of_row<Tile::kLanes>(dot8<T>(dout[i], dout[i])) : 0.f;
+    if (column == 0) {
+      deltas[item % Tile::kHeads][item / Tile::kHeads] = delta;
+      norms2[item % Tile::kHeads][item / Tile::kHeads] = norm2;
     }
-    if (threadIdx.x % Tile::kLanes == 0 && head < p.num_heads) write_stats(args, seq, batch, head, row, delta, norm2);
   }
+  __syncthreads();
+  if (has_row)
+    write_stats(args, seq, batch, head0 + my_head, band * kBandRows + my_row, lse, deltas[my_head][my_row],
+                norms2[my_head][my_row]);
+}
+
+template <class T, int kHeadDim, int kHeadDimV>
+__global__ void __launch_bounds__(kPreprocessThreads, 4)
+    bwd_preprocess(const __grid_constant__ BwdArgs args, PreprocessGrid grid) {
+  ptx::griddepcontrol_launch_dependents();
+  const PreprocessGrid::Role role = grid.role(blockIdx.x, gridDim.x);
+  if (role.bounds_keys)
+    bound_keys<T, kHeadDim, kHeadDimV>(args, role.index * int64_t(kPreprocessThreads / 32) + threadIdx.x / 32);
+  else
+    prepare_rows<T, padded_columns(kHeadDimV)>(args, grid, role.index);
 }
 
 }  // namespace flash::sm90

@@ -15,7 +15,8 @@ using namespace flash::sm90;
 
 namespace {
 
-// No two segments of a packed batch share a band, and the workspace holds them all and what a step reads behind them.
+// No two segments of a packed batch share a band or a group of keys, and the workspace holds them all and what a step
+// reads behind them.
 void test_bands() {
   std::mt19937 random(1);
   for (int trial = 0; trial < 200; trial++) {
@@ -29,16 +30,21 @@ void test_bands() {
     std::vector<int32_t> cu(batch + 1, 0);
     for (int b = 0; b < batch; b++) cu[b + 1] = cu[b] + lengths[b];
     p.seqlen_q = 1000;
-    p.cu_seqlens_q = cu.data();
+    p.cu_seqlens_q = p.cu_seqlens_k = cu.data();
+    p.total_k = p.total_q;
     const BwdWorkspace w = BwdWorkspace::of(p, 64);
-    int64_t free = 0;
+    int64_t free = 0, free_group = 0;
     for (int b = 0; b < batch; b++) {
       const int64_t first = first_band(p, SeqInfo::of(p, b), b);
       EXPECT(first >= free, "segment ", b, " starts in a band of the one before");
       free = first + ceil_div(lengths[b], kBandRows);
       EXPECT(first + round_up(lengths[b], 64) / kBandRows <= w.bands, "the last step of segment ", b,
              " reads behind the workspace");
+      const int64_t first_group = first_key_group(p, SeqInfo::of(p, b), b);
+      EXPECT(first_group >= free_group, "segment ", b, " starts in a group of keys of the one before");
+      free_group = first_group + ceil_div(lengths[b], kFewestBoundsKeys);
     }
+    EXPECT(free_group <= w.key_groups, "groups of keys reach behind the workspace");
   }
 }
 
@@ -56,6 +62,23 @@ void test_workspace() {
       const int64_t copy = p.total_q * p.num_heads * head_dim * 4;
       EXPECT(BwdWorkspace::of(p, 64).bytes <= copy + (8 << 20), "head_dim ", head_dim, " needs ",
              BwdWorkspace::of(p, 64).bytes);
+    }
+}
+
+// Every block of rows and every block that bounds keys has one thread block.
+void test_preprocess_grid() {
+  for (int rows : {0, 1, 7, 64, 1000})
+    for (int bounds : {0, 1, 3, 64, 999, 5000}) {
+      const PreprocessGrid grid{rows, 1, bounds};
+      std::vector<int> seen[2] = {std::vector<int>(rows), std::vector<int>(bounds)};
+      EXPECT(grid.count(1) == rows + bounds, "count");
+      for (unsigned block = 0; block < unsigned(rows + bounds); block++) {
+        const PreprocessGrid::Role role = grid.role(block, rows + bounds);
+        EXPECT(role.index < seen[role.bounds_keys].size(), "outside: ", block, " of ", rows, " and ", bounds);
+        seen[role.bounds_keys][role.index]++;
+      }
+      for (const std::vector<int>& kind : seen)
+        EXPECT(std::count(kind.begin(), kind.end(), 1) == int64_t(kind.size()), rows, " and ", bounds, ": not once");
     }
 }
 
@@ -195,6 +218,7 @@ void test_tiles() {
 int main() {
   test_bands();
   test_workspace();
+  test_preprocess_grid();
   test_order();
   test_exact_sum();
   test_visible_keys();
