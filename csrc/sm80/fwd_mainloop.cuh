@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "../ptx/shared.cuh"
+#include "fwd_copies.cuh"
 #include "fwd_place.cuh"
 #include "fwd_scores.cuh"
 #include "fwd_traits.cuh"
@@ -24,8 +24,9 @@ struct FwdMainloop {
   // What a step needs once is read from shared memory, unless registers are left for it: by ptxas' report, on sm_80,
   // sm_86, sm_90 and sm_120 alike.
   static constexpr bool kKeeps = kRowTiles == 1;
+  static constexpr bool kMoves = kKeeps || Traits::kTile.kQInRegs;
   using Place = std::conditional_t<kKeeps, const FwdPlace, const FwdPlace&>;
-  static constexpr int kStageBytes = TileK::kBytes + TileV::kBytes;
+  static constexpr int kStageBytes = FwdCopies<Traits>::kStageBytes;
   static constexpr bool kQInRegs = Traits::kTile.kQInRegs;
   static constexpr int kKSteps = kQInRegs ? Traits::kHeadDim / 16 : 1;
 
@@ -42,7 +43,7 @@ struct FwdMainloop {
   const Fragments<TileQ> q;  // the warp's rows
   const Fragments<TileK> k;  // stage 0
   const Fragments<TileV> v;  // stage 0
-  const uint32_t smem;
+  const FwdCopies<Traits> copies;
 
   // at: what `place` will be.
   __device__ __forceinline__ FwdMainloop(const FwdParams& p, const FwdPlace& at, char* shared_memory, uint32_t shared)
@@ -53,7 +54,7 @@ struct FwdMainloop {
         q(Fragments<TileQ>(shared).from(warp_row0, 0).kept()),
         k(Fragments<TileK>(shared + TileQ::kBytes).kept()),
         v(Fragments<TileV>(shared + TileQ::kBytes + TileK::kBytes).kept()),
-        smem(shared) {
+        copies{p, shared} {
     copy_last_block(at);
   }
 
@@ -76,7 +77,7 @@ struct FwdMainloop {
  private:
   // The lane's, in shared memory.
   __device__ __forceinline__ uint32_t references() const {
-    return smem + Traits::kSmem.references + forget(threadIdx.x) / 4 * (8 * kRowTiles);
+    return copies.smem + Traits::kSmem.references + forget(threadIdx.x) / 4 * (8 * kRowTiles);
   }
 
   // Key blocks go from right to left. Returns whether the sums stayed in range.
@@ -91,9 +92,11 @@ struct FwdMainloop {
       if constexpr (!Traits::kGeneral) {
         if (n_block < at.plain_end) {
           const int plain_begin = at.plain_begin;
+          const T *k = nullptr, *v = nullptr;
+          if constexpr (kMoves) copies.first_chunks(n_block - 1, k, v);
 #pragma unroll 1
           for (; n_block >= plain_begin; n_block--) {
-            if (!(has_short_wait() ? next_plain_block() : next_block(at))) return false;
+            if (!(has_short_wait() ? next_plain_block(k, v) : next_block(at))) return false;
             add_block(general, true);
           }
         }
@@ -116,7 +119,7 @@ struct FwdMainloop {
     } else {
       __syncthreads();
     }
-    copy_block(n_block - 1, at);
+    copies.block(n_block - 1, at);
     return true;
   }
 
@@ -131,10 +134,10 @@ struct FwdMainloop {
 #endif
   }
 
-  // The same where neither is the last one and both are whole.
-  __device__ __forceinline__ bool next_plain_block() {
-    const T *k, *v;
-    load_pointers(k, v);  // while the block is waited for
+  // The same where neither is the last one and both are whole. k, v: the thread's first chunks, which move on, if it
+  // keeps them.
+  __device__ __forceinline__ bool next_plain_block(const T*& k, const T*& v) {
+    if constexpr (!kMoves) copies.load_pointers(k, v);  // while the block is waited for
     ptx::cp_async_wait_group<0>();
     if (n_block % kBlocksPerCheck == 0) {
       if (__syncthreads_or(softmax.out_of_range())) return false;
@@ -142,49 +145,20 @@ struct FwdMainloop {
       __syncthreads();
     }
     // Always true; the branch keeps ptxas from mixing the copies with what follows, for which it has no registers.
-    if (n_block > 0) copy_whole_block(n_block - 1, k, v);
+    if (n_block > 0) {
+      if constexpr (kMoves) {
+        copies.whole_chunks(n_block - 1, k, v);
+      } else {
+        copies.whole_block(n_block - 1, k, v);
+      }
+    }
     ptx::cp_async_commit_group();
     return true;
   }
 
   __device__ __forceinline__ void copy_last_block(const FwdPlace& at) {
     n_block = at.end - 1;
-    copy_block(n_block, at);
-  }
-
-  // Of a block of keys.
-  __device__ __forceinline__ uint32_t stage(int block) const {
-    return smem + Traits::kSmem.kv + (block & 1) * kStageBytes;
-  }
-
-  __device__ __forceinline__ void copy_block(int block, const FwdPlace& at) const {
-    if (block >= at.begin) {
-      if (at.whole_rows && (block + 1) * kBlockN <= at.seq.seqlen_k) {
-        copy_whole_block(block, static_cast<const T*>(at.k), static_cast<const T*>(at.v));
-      } else {
-        const auto thread = [] { return Traits::kHeadDim == 96 ? forget(threadIdx.x) : threadIdx.x; };
-        RowLoader<T, TileK, Traits::kThreads>(params.k, at.work.batch_index, at.seq.k0, at.head_kv, at.seq.seqlen_k,
-                                              params.head_dim)
-            .load(stage(block), block * kBlockN, thread());
-        RowLoader<T, TileV, Traits::kThreads>(params.v, at.work.batch_index, at.seq.k0, at.head_kv, at.seq.seqlen_k,
-                                              params.head_dim_v)
-            .load(stage(block) + TileK::kBytes, block * kBlockN, thread());
-      }
-    }
-    ptx::cp_async_commit_group();
-  }
-
-  // k, v: of the sequence's first key.
-  __device__ __forceinline__ void load_pointers(const T*& k, const T*& v) const {
-    static_assert(offsetof(FwdPlace, k) == 0 && offsetof(FwdPlace, v) == 8);
-    ptx::ld_shared(k, v, smem + Traits::kSmem.place);
-  }
-  __device__ __forceinline__ void copy_whole_block(int block, const T* k, const T* v) const {
-    const int row0 = block * kBlockN;
-    const unsigned thread = forget(threadIdx.x);
-    load_whole_tile<TileK, Traits::kThreads>(stage(block), k + row0 * params.k.row, params.k.row, thread);
-    load_whole_tile<TileV, Traits::kThreads>(stage(block) + TileK::kBytes, v + row0 * params.v.row, params.v.row,
-                                             thread);
+    copies.block(n_block, at);
   }
 
   __device__ __forceinline__ void reset() {

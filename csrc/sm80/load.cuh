@@ -25,18 +25,23 @@ __device__ __forceinline__ void copy_elements(uint32_t target, const T* source, 
   }
 }
 
-// Copies the rows from `source` on, all of which exist and fill the tile's columns with aligned chunks; belongs to the
-// thread's next commit group.
+// Copies a tile whose rows all exist and fill its columns with aligned chunks; belongs to the thread's next commit
+// group. target, source: of the thread's first chunk.
 template <class Tile, int kThreads, class T>
-__device__ __forceinline__ void load_whole_tile(uint32_t tile, const T* source, int64_t stride, unsigned thread) {
+__device__ __forceinline__ void load_whole_chunks(uint32_t target, const T* source, int64_t stride) {
   using Lanes = CopyLanes<Tile, kThreads>;
-  const int row = Lanes::row(thread), col = Lanes::col(thread);
-  const uint32_t target = tile + Tile::offset(row, col);
-  source += row * stride + col;
 #pragma unroll
   for (int r = 0; r < Tile::kRows; r += Lanes::kRowsPerPass, source += Lanes::kRowsPerPass * stride)
 #pragma unroll
     for (int c = 0; c < Tile::kCols; c += Lanes::kCols) ptx::cp_async_16(target + Tile::shift(r, c), source + c);
+}
+
+// The same; source: the first row.
+template <class Tile, int kThreads, class T>
+__device__ __forceinline__ void load_whole_tile(uint32_t tile, const T* source, int64_t stride, unsigned thread) {
+  using Lanes = CopyLanes<Tile, kThreads>;
+  const int row = Lanes::row(thread), col = Lanes::col(thread);
+  load_whole_chunks<Tile, kThreads>(tile + Tile::offset(row, col), source + row * stride + col, stride);
 }
 
 // Copies tiles of SmemTile `Tile` with kThreads threads.
