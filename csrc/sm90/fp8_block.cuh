@@ -1,8 +1,11 @@
 // One block of keys of an FP8 consumer warpgroup: S = Q K^T, P = softmax(S), O += P V, with S, P and O in registers.
 #pragma once
 
+#include "../ptx/fence.cuh"
 #include "fp8_epilogue.cuh"
 #include "fp8_general.cuh"
+#include "fp8_turn.cuh"
+#include "fp8_unit_loader.cuh"
 #include "fwd_consumer_pipeline.cuh"
 
 namespace flash::sm90 {
@@ -33,6 +36,29 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
         desc_q(ptx::Descriptor::of(s.q(0, w))),
         desc_k(ptx::Descriptor::of(s.k(0))),
         desc_v(ptx::NarrowDescriptor::of(s.v(0))) {}
+
+  // V of the thread block's first keys: nobody else could have turned it around by now. Each unit from the stages
+  // behind the first one to that.
+  __device__ __forceinline__ void prepare_first_values() const {
+    if constexpr (Traits::kTurnsFirst) {
+      const int part = threadIdx.x / 32 - 4;
+      if (part < Traits::kUnits) {
+        const Tile& t = tile();
+        const Strided& source = args.params.v;
+        const int key = (smem.work(0).blocks.end - 1) * kBlockN + part * kUnitKeys;
+        const int64_t offset = offset_of(source, args.packed ? 0 : t.batch, t.k0, key, t.head_kv);
+        const ValueUnit unit{0, part, t.seqlen_k - key, static_cast<const uint8_t*>(source.ptr) + offset};
+        const uint32_t raw = smem.v(1) + part * kUnitKeys * 128;
+        copy_unit<Traits>(args.params, unit, raw);
+        ptx::cp_async_commit_group();
+        ptx::cp_async_wait_group<0>();
+        __syncwarp();
+        turn_values(raw, smem.v(0) + part * kUnitKeys * Traits::kHeadDimV, Traits::kHeadDimV);
+        ptx::fence_proxy_async();  // the products read it, the copy engine overwrites both
+      }
+      ptx::bar_arrive(8, Traits::kConsumerWarps * 32 + 32);
+    }
+  }
 
   __device__ __forceinline__ void begin_tile() {
     scale = args.params.softmax_scale * Descales::of(args.params, tile()).qk;

@@ -34,6 +34,10 @@ struct Fp8Traits {
   // A tile of V^T is made in jobs of so many units, claimed and reported as one: both take longer than to turn a unit.
   static constexpr int kUnits = kBlockN / kUnitKeys * kPanelsV, kJobUnits = kUnits % 4 == 0 ? 4 : kUnits;
   static constexpr int kJobs = kUnits / kJobUnits;
+  // V of a thread block's first keys is turned around by its consumers, who would wait for it: from the stages behind
+  // the first one to that. With larger heads the second V is as late.
+  static constexpr bool kTurnsFirst = kHeadDim <= 64 && !kTwoLevels;
+  static_assert(!kTurnsFirst || kUnits * kUnitKeys * 128 <= (kStages - 1) * kVBytes);
 
   static constexpr int kRegistersAtLaunch = 65536 / kThreads / 8 * 8;
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
@@ -80,7 +84,8 @@ struct alignas(8) ValueUnit {
 };
 
 // Barriers are those of fwd_traits.cuh, where the value loader takes the producer's part at v_full and v_empty, waits
-// for tile_full and arrives once at tile_empty, and v_landed is not used.
+// for tile_full and arrives once at tile_empty, and v_landed is not used; and named barrier 8, where the value loader
+// waits until the consumers have turned the first V around.
 template <class Traits>
 struct Fp8Smem : FwdSmem<Traits> {
   using Base = FwdSmem<Traits>;

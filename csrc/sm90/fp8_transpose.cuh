@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../ptx/fence.cuh"
-#include "../ptx/matrix.cuh"
+#include "fp8_turn.cuh"
 #include "fp8_unit_loader.cuh"
 
 namespace flash::sm90 {
@@ -31,7 +31,7 @@ class Fp8Transposer {
       const ValueUnit unit = smem.unit(turner, stage);
       if (unit.tile < 0) break;
       const int columns = min_of(Traits::kHeadDimV - unit.part % Traits::kPanelsV * 128, 128);
-      turn(smem.raw(turner, stage), smem.turned(turner), columns);
+      turn_values(smem.raw(turner, stage), smem.turned(turner), columns);
       __syncwarp();
       store(place(unit), columns * kUnitKeys);
       __syncwarp();
@@ -58,29 +58,6 @@ class Fp8Transposer {
   __device__ __forceinline__ void report(int tile) const {
     ptx::fence_proxy_async_global();
     ptx::red_release(counters.ready() + tile, 1);
-  }
-
-  // ldmatrix transposes pairs of columns; of two registers, one byte permutation makes four keys of the even column, in
-  // the order of value_place, and another those of the odd one.
-  __device__ __forceinline__ void turn(uint32_t raw, uint32_t turned, int columns) const {
-    int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane));  // no register holds what follows from unit to unit: there are none left
-    const uint32_t from = raw + lane * 128 + (lane % 8 << 4);
-    const uint32_t to = turned + value_chunk_offset(lane % 8 * 2 + lane / 8 % 2, lane / 16);
-#pragma unroll
-    for (int column = 0; column < 128; column += 32) {
-      if (column >= columns) break;
-      uint32_t pairs[2][4];  // keys 8i + 2 (lane % 4) + {0, 1}, columns 2 (lane / 4) + {0, 1} of 16
-#pragma unroll
-      for (int j = 0; j < 2; j++) ptx::ldmatrix_x4_trans(pairs[j], from ^ (column + 16 * j));
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const uint32_t (&pair)[4] = pairs[j];
-        uint32_t x[4] = {__byte_perm(pair[0], pair[1], 0x6420), __byte_perm(pair[0], pair[1], 0x7531),
-                         __byte_perm(pair[2], pair[3], 0x6420), __byte_perm(pair[2], pair[3], 0x7531)};
-        ptx::stmatrix_x4(to + (column + 16 * j) * kUnitKeys, x);
-      }
-    }
   }
 
   // Contiguous, shared to global memory.

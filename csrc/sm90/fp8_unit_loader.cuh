@@ -31,6 +31,23 @@ __device__ __forceinline__ ValueTile find_value_tile(const FwdParams& p, const V
   return {b, int(s.k0) + n_block * tiles.block_n, s.seqlen_k - n_block * tiles.block_n};
 }
 
+// By a warp: eight lanes copy a row of 128 bytes, in the 128-byte swizzle. Zeros where there is none.
+template <class Traits>
+__device__ __forceinline__ void copy_unit(const FwdParams& p, const ValueUnit& unit, uint32_t raw) {
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));  // as in turn_values
+  const int row = lane / 8, chunk = lane % 8;
+  const bool exists = unit.part % Traits::kPanelsV * 128 + chunk * 16 < p.head_dim_v;
+  const int rows = exists ? unit.keys - row : 0;
+  const uint32_t to = raw + row * 128 + ((chunk ^ row) << 4);
+  const uint8_t* from = unit.source + row * p.v.row + chunk * 16;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    ptx::cp_async_16((i % 2 == 0 ? to : (to ^ 64) + 512) + i / 2 * 1024, from, 4 * i < rows ? 16 : 0);
+    from += 4 * p.v.row;
+  }
+}
+
 template <class Traits>
 class Fp8UnitLoader {
  public:
@@ -54,7 +71,7 @@ class Fp8UnitLoader {
     }
     if (lane == 0) smem.unit(turner, stage) = unit;
     __syncwarp();
-    if (unit.tile >= 0) copy(unit);
+    if (unit.tile >= 0) copy_unit<Traits>(args.params, unit, smem.raw(turner, stage));
     ptx::cp_async_commit_group();
     if (++stage == Smem::kRawStages) stage = 0;
   }
@@ -68,22 +85,6 @@ class Fp8UnitLoader {
   const int turner, lane;
   uint32_t claimed;  // by lane 0
   int stage = 0;
-
-  // Eight lanes copy a row of 128 bytes, in the 128-byte swizzle. Zeros where there is none.
-  __device__ __forceinline__ void copy(const ValueUnit& unit) const {
-    int lane = threadIdx.x % 32;
-    asm volatile("" : "+r"(lane));  // as in Fp8Transposer::turn
-    const int row = lane / 8, chunk = lane % 8;
-    const bool exists = unit.part % Traits::kPanelsV * 128 + chunk * 16 < args.params.head_dim_v;
-    const int rows = exists ? unit.keys - row : 0;
-    const uint32_t to = smem.raw(turner, stage) + row * 128 + ((chunk ^ row) << 4);
-    const uint8_t* from = unit.source + row * args.params.v.row + chunk * 16;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      ptx::cp_async_16((i % 2 == 0 ? to : (to ^ 64) + 512) + i / 2 * 1024, from, 4 * i < rows ? 16 : 0);
-      from += 4 * args.params.v.row;
-    }
-  }
 
   __device__ __forceinline__ void claim() {
     if (lane == 0) claimed = atomicAdd(counters.claimed(), 1);

@@ -16,7 +16,9 @@ class FwdConsumer : Block {
   __device__ __forceinline__ void run() {
     this->first_turn();
     wait_tile();
-    if (tile().valid()) run_tiles();
+    if (!tile().valid()) return;
+    this->prepare_first_values();
+    run_tiles();
   }
 
  private:

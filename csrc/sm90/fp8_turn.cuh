@@ -1,0 +1,33 @@
+// A unit of V -> V^T (fp8_layout.h), from shared to shared memory.
+#pragma once
+
+#include "../ptx/matrix.cuh"
+#include "fp8_layout.h"
+
+namespace flash::sm90 {
+
+// ldmatrix transposes pairs of columns; of two registers, one byte permutation makes four keys of the even column, in
+// the order of value_place, and another those of the odd one.
+__device__ __forceinline__ void turn_values(uint32_t raw, uint32_t turned, int columns) {
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));  // no register holds what follows from unit to unit: there are none left
+  const uint32_t from = raw + lane * 128 + (lane % 8 << 4);
+  const uint32_t to = turned + value_chunk_offset(lane % 8 * 2 + lane / 8 % 2, lane / 16);
+#pragma unroll
+  for (int column = 0; column < 128; column += 32) {
+    if (column >= columns) break;
+    uint32_t pairs[2][4];  // keys 8i + 2 (lane % 4) + {0, 1}, columns 2 (lane
+                           // / 4) + {0, 1} of the 16
+#pragma unroll
+    for (int j = 0; j < 2; j++) ptx::ldmatrix_x4_trans(pairs[j], from ^ (column + 16 * j));
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      const uint32_t (&pair)[4] = pairs[j];
+      uint32_t x[4] = {__byte_perm(pair[0], pair[1], 0x6420), __byte_perm(pair[0], pair[1], 0x7531),
+                       __byte_perm(pair[2], pair[3], 0x6420), __byte_perm(pair[2], pair[3], 0x7531)};
+      ptx::stmatrix_x4(to + (column + 16 * j) * kUnitKeys, x);
+    }
+  }
+}
+
+}  // namespace flash::sm90
