@@ -15,7 +15,7 @@ from .environment import Torch, find_compiler, find_ninja, find_torch, parallel_
 from .shared import ROOT, BuildError, build
 
 # CPU seconds of one file on one core, the kernels for one architecture; only for the estimate that is printed.
-SECONDS = {"cpp": 8, "attn": 3, "simt": 17, "sm80": 15, "sm90": 25}
+SECONDS = {"cpp": 8, "attn": 3, "simt": 11, "sm80": 12, "sm90": 18}
 
 FACTS = "_build_facts.json"  # beside _C: what it was built with
 
