@@ -109,11 +109,13 @@ def with_lengths(rng: random.Random, config: Config, longest: int) -> Config:
 
 def sees_one_key(config: Config) -> bool:
     """Whether the rows of a sequence see one key only, or two that dropout thins out, or all keys of a causal one are so
-    few that half of its rows do: then their gradient of the scores is zero, or nearly, and what is left of it is rounding,
-    which plain attention in 16 bit has none of."""
+    few that half of its rows do, or nearly one key only where scores are far apart: then their gradient of the scores is
+    zero, or nearly, and what is left of it is rounding, which plain attention in 16 bit has none of."""
     left, right = config.window_size
     right = 0 if config.causal else right
     few = 2 if config.dropout_p else 1
+    if config.dropout_p and (config.softmax_scale or 0) * config.head_dim**0.5 >= 8:  # normal scores
+        few = 6
     if left >= 0 and right >= 0 and left + right + 1 <= few:
         return True
     pairs = config.lengths or ((config.seqlen_q, config.seqlen_k),)

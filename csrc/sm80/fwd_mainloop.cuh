@@ -189,14 +189,19 @@ struct FwdMainloop {
       if (!warp_blocks().sees(n_block)) return;
     }
     scores();
-    const float scale = params.softmax_scale * kLog2e;
+    float scale = params.softmax_scale * kLog2e;
     if constexpr (Traits::kGeneral) {
       finish_general_scores(general);
       accumulate(general, kLog2e);
     } else {
       if (!plain && (place.raise_always || warp_blocks().needs_maximum(n_block))) {
         if (warp_blocks().needs_mask(n_block)) score_tile().mask(acc_s);
+        if (place.raise_always) {  // scaled first, so that the maximum gives exactly 1 however large it is
+          FwdScores<Traits>::scale(acc_s, scale);
+          scale = 1.f;
+        }
         softmax.raise(acc_s, acc_o, {scale, softmax.kHeadroom, 1.f});
+        if (!place.raise_always) softmax.check_references();
         if constexpr (!kKeeps) softmax.store_references(references());
       }
       accumulate(general, scale);

@@ -23,6 +23,15 @@ struct FwdScores {
   }
   __device__ __forceinline__ int col_of(int n) const { return col0 + 8 * n + int(threadIdx.x % 4) * 2; }
 
+  __device__ __forceinline__ static void scale(Scores& acc_s, float factor) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+      for (int n = 0; n < kColTiles; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc_s[m][n][i] *= factor;
+  }
+
   __device__ __forceinline__ void mask(Scores& acc_s) const {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)

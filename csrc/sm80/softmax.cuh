@@ -8,7 +8,8 @@
 //   rounded_sum  of the 16-bit probabilities, by a product with ones, normalises out. A key that outweighs all
 //                others then gives exactly its v, whatever its probability was rounded to.
 // Should a sum leave the range (scores more than 64 log2 units above the reference; 24 in fp16, whose largest number is
-// 2^16), the block starts again with the running maximum in every key block.
+// 2^16), the block starts again with the running maximum in every key block. So it does if a reference is so large that
+// its rounding shows beside products that are not rounded.
 #pragma once
 
 #include "../attn/numeric.cuh"
@@ -30,7 +31,7 @@ template <class T, int kRowTiles>
 struct Softmax {
   // fp16: the maximum becomes 2^-8, which leaves room for 2^24 above it.
   static constexpr float kHeadroom = __is_same(T, __half) ? 8.f : 0.f;
-  static constexpr float kLargestSum = 0x1p64f;
+  static constexpr float kLargestSum = 0x1p64f, kLargestReference = 0x1p14f;
   static constexpr uint32_t kOnes = __is_same(T, __half) ? 0x3C003C00u : 0x3F803F80u;
 
   // Of rows lane / 4 and lane / 4 + 8.
@@ -111,6 +112,15 @@ struct Softmax {
           acc_o[m][d][2 * h + 1] *= scale;
         }
       }
+  }
+
+  // Takes a sum out of its range where a reference is out of its own: one check is for both.
+  __device__ __forceinline__ void check_references() {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++)
+        if (fabsf(reference[m][h]) > kLargestReference && reference[m][h] < INFINITY) rounded_sum[m][2 * h] = INFINITY;
   }
 
   __device__ __forceinline__ bool out_of_range() const {
