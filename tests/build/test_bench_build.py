@@ -1,6 +1,6 @@
 """What bench_build reads out of ptxas -v, and what it refuses."""
 
-from bench import bench_build
+from bench import bench_build, results
 
 LOG = """
 ptxas info    : 0 bytes gmem
@@ -59,3 +59,12 @@ def test_rows_are_timed_one_by_one(monkeypatch):
     assert [row["case"].split()[-1] for row in rows] == ["plain", "general"]
     assert rows[0]["seconds"] == {"flash_ext": 12.3} and rows[0]["cpu_seconds"] == 20.1
     assert rows[0]["case"].startswith("row fwd sm90 e4m3 64") and rows[0]["arch_path"] == "sm90"
+
+
+def test_recorded_times_are_within_their_limits():
+    """Two cores: 5 minutes for the kernel files of one architecture, 20 seconds for a row."""
+    recorded = results.load(results.RESULTS / "build.json")["rows"]
+    files = {row["case"]: row["seconds"]["flash_ext"] for row in recorded if not row["case"].startswith("row ")}
+    rows = {row["case"]: row["seconds"]["flash_ext"] for row in recorded if row["case"].startswith("row ")}
+    assert sum(files.values()) < 2 * 300
+    assert rows and max(rows.values()) <= 20, max(rows, key=rows.get)
