@@ -1,8 +1,10 @@
 // The two host checks. Python turns std::invalid_argument into ValueError and std::runtime_error into RuntimeError.
 #pragma once
 
+#include <cstdio>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 // FLASH_CHECK_ARG(head_dim <= 256, "head_dim must be at most 256, got ", head_dim)
 #define FLASH_CHECK_ARG(condition, ...)                                           \
@@ -23,7 +25,11 @@ namespace flash {
 template <class... Parts>
 std::string message(const Parts&... parts) {
   const auto text = [](const auto& part) -> std::string {
-    if constexpr (requires { std::to_string(part); }) {
+    if constexpr (std::is_floating_point_v<std::remove_cvref_t<decltype(part)>>) {
+      char digits[32];
+      std::snprintf(digits, sizeof(digits), "%g", double(part));
+      return digits;
+    } else if constexpr (requires { std::to_string(part); }) {
       return std::to_string(part);
     } else {
       return part;

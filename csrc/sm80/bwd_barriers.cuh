@@ -22,7 +22,6 @@ namespace flash::sm80 {
 template <class Traits>
 struct BwdBarriers {
   static constexpr int kWarps = Traits::kTile.warps();
-  static constexpr int kBytes = 8 * 4;
 
   const uint32_t base;  // shared address of full[0], full[1], written, read
   const int stages;

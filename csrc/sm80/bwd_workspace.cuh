@@ -23,16 +23,14 @@ struct BwdWorkspace {
 
   // Where each begins, in words of four bytes. What every step needs depends neither on the number of key tiles nor on
   // how many blocks share one, which takes a loop of divisions.
-  FLASH_HD int64_t started() const {
-    return dq_tiles() * kDqFloats;
-  }  // dq (dq_tiles, kDqFloats) lies at 0; one counter
+  // dq (dq_tiles, kDqFloats) lies at 0; one counter follows.
+  FLASH_HD int64_t started() const { return dq_tiles() * kDqFloats; }
   FLASH_HD int64_t dq_turns() const { return started() + 1; }  // (dq_tiles, kWarps)
   FLASH_HD int64_t key_sums() const {  // (key_tiles, kDkFloats + kDvFloats), to be added to by vector
     return p.deterministic ? (dq_turns() + dq_tiles() * kWarps + 3) / 4 * 4 : started();
   }
-  FLASH_HD int64_t key_turns() const {
-    return key_sums() + key_tiles() * (kDkFloats + kDvFloats);
-  }  // (key_tiles, kWarps)
+  // (key_tiles, kWarps)
+  FLASH_HD int64_t key_turns() const { return key_sums() + key_tiles() * (kDkFloats + kDvFloats); }
   FLASH_HD int64_t bytes() const { return 4 * (key_turns() + (p.deterministic ? key_tiles() * kWarps : 0)); }
 
   // Tile `tile` of kBlockM queries (kBlockN keys) of a sequence.

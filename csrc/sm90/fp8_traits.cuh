@@ -49,7 +49,7 @@ struct Fp8Traits {
 struct Fp8Args : FwdArgs {
   ValueTiles value_tiles;
   ValueJobs value_jobs;
-  uint8_t* values;           // (num_heads_kv, value_tiles.per_head, head_dim_v, 128)
+  uint8_t* values;           // (num_heads_kv, value_tiles.per_head, block_n / 32, head_dim_v, 32)
   uint32_t* values_ready;    // (num_heads_kv, value_tiles.per_head): jobs of each tile that are done; or nullptr
   uint32_t* values_claimed;  // jobs that are claimed
 

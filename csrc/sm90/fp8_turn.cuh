@@ -16,8 +16,8 @@ __device__ __forceinline__ void turn_values(uint32_t raw, uint32_t turned, int c
 #pragma unroll
   for (int column = 0; column < 128; column += 32) {
     if (column >= columns) break;
-    uint32_t pairs[2][4];  // keys 8i + 2 (lane % 4) + {0, 1}, columns 2 (lane
-                           // / 4) + {0, 1} of the 16
+    // Keys 8i + 2 (lane % 4) + {0, 1}, columns 2 (lane / 4) + {0, 1} of 16.
+    uint32_t pairs[2][4];
 #pragma unroll
     for (int j = 0; j < 2; j++) ptx::ldmatrix_x4_trans(pairs[j], from ^ (column + 16 * j));
 #pragma unroll

@@ -39,7 +39,7 @@ class FwdBiasProducer {
 
  private:
   // With one buffer, blocks are brought to the L2 cache before they have it: bias of every head is read at the rate of
-  // global memory. With two and shorter blocks, that costs more than it gives.
+  // global memory. With more of them and shorter blocks, that costs more than it gives.
   static constexpr bool kPrefetch = FwdSmem<Traits>::kBiasStages == 1;
   static constexpr int kAhead = 4;
   static constexpr int kWarps = FwdSmem<Traits>::kBiasWarps, kOwn = ceil_div(Traits::kWarpgroups, kWarps);
