@@ -25,10 +25,10 @@ __device__ __forceinline__ void fwd_tile_of_queries(const FwdParams& params, con
   auto& general = *reinterpret_cast<General<T>*>(smem + Traits::kSmem.general);
   static_assert(sizeof(FwdPlace) <= Traits::kSmem.warps - Traits::kSmem.place);
   static_assert(sizeof(General<T>) <= Traits::kSmem.references - Traits::kSmem.general);
-  static_assert(sizeof(WarpBlocks) <= 32);
+  static_assert(sizeof(RowBlocks) <= 32);
   if (threadIdx.x % 32 == 0)
     main.warp_blocks() =
-        WarpBlocks::of(Band::of(params, seq), row0 + main.warp_row0, Traits::kWarpRows, Traits::kBlockN);
+        RowBlocks::of(Band::of(params, seq), row0 + main.warp_row0, Traits::kWarpRows, Traits::kBlockN);
   if (threadIdx.x == 0) {
     main.place = at;
     if constexpr (Traits::kGeneral) general = General<T>(params, Band::of(params, seq), work.batch_index, work.head);

@@ -37,7 +37,7 @@ struct FwdMainloop {
 
   const FwdParams& params;
   FwdPlace& place;  // in shared memory, like the blocks of each warp
-  WarpBlocks* const all_warp_blocks;
+  RowBlocks* const all_warp_blocks;
   const int warp_row0;       // the warp's first row in the tile
   int n_block;               // of kBlockN keys: the one that is added
   const Fragments<TileQ> q;  // the warp's rows
@@ -49,7 +49,7 @@ struct FwdMainloop {
   __device__ __forceinline__ FwdMainloop(const FwdParams& p, const FwdPlace& at, char* shared_memory, uint32_t shared)
       : params(p),
         place(*reinterpret_cast<FwdPlace*>(shared_memory + Traits::kSmem.place)),
-        all_warp_blocks(reinterpret_cast<WarpBlocks*>(shared_memory + Traits::kSmem.warps)),
+        all_warp_blocks(reinterpret_cast<RowBlocks*>(shared_memory + Traits::kSmem.warps)),
         warp_row0(threadIdx.x / 32 * Traits::kWarpRows),
         q(Fragments<TileQ>(shared).from(warp_row0, 0).kept()),
         k(Fragments<TileK>(shared + TileQ::kBytes).kept()),
@@ -72,7 +72,7 @@ struct FwdMainloop {
     return {Band::of(params, place.seq), place.work.tile * Traits::kBlockM + warp * Traits::kWarpRows,
             n_block * kBlockN};
   }
-  __device__ __forceinline__ WarpBlocks& warp_blocks() const { return all_warp_blocks[forget(threadIdx.x) / 32]; }
+  __device__ __forceinline__ RowBlocks& warp_blocks() const { return all_warp_blocks[forget(threadIdx.x) / 32]; }
 
  private:
   // The lane's, in shared memory.

@@ -8,6 +8,24 @@
 
 namespace flash::sm80 {
 
+// Blocks of keys as some rows, a tile's or a warp's, see them.
+struct RowBlocks {
+  int begin, end;            // of all
+  int full_begin, full_end;  // of those that need no mask
+  int plain_end;             // from full_begin to here: neither a mask nor a maximum
+
+  // row0: the first.
+  __device__ static RowBlocks of(const Band& band, int row0, int rows, int block_n) {
+    const BlockRange r = key_blocks(band, row0, rows, block_n);
+    // Every row must have seen a key before the first block without a maximum.
+    const int plain_end = min_of(r.full_end, floor_div(band.key_end(row0) - 1, block_n));
+    return {r.begin, r.end, r.full_begin, r.full_end, plain_end};
+  }
+  __device__ __forceinline__ bool sees(int block) const { return block >= begin && block < end; }
+  __device__ __forceinline__ bool needs_mask(int block) const { return block < full_begin || block >= full_end; }
+  __device__ __forceinline__ bool needs_maximum(int block) const { return block < full_begin || block >= plain_end; }
+};
+
 struct FwdPlace {
   const void *k, *v;  // of the sequence's first key and the kv head
   Work work;
@@ -22,10 +40,7 @@ struct FwdPlace {
   template <class Traits>
   __device__ static FwdPlace of(const FwdParams& p, const Work& work, int head_kv, const SeqInfo& seq) {
     const Band band = Band::of(p, seq);
-    const int row0 = work.tile * Traits::kBlockM;
-    const BlockRange blocks = key_blocks(band, row0, Traits::kBlockM, Traits::kBlockN);
-    // Every row must have seen a key before the first block without a maximum.
-    const int plain_end = min_of(blocks.full_end, floor_div(band.key_end(row0) - 1, Traits::kBlockN));
+    const RowBlocks blocks = RowBlocks::of(band, work.tile * Traits::kBlockM, Traits::kBlockM, Traits::kBlockN);
     const bool whole_rows = chunks_aligned(p.k) && chunks_aligned(p.v) && p.head_dim == Traits::kHeadDim &&
                             p.head_dim_v == Traits::kHeadDimV;
     const int plain_begin = whole_rows ? max_of(blocks.full_begin, blocks.begin + 1) : blocks.end;
@@ -37,7 +52,7 @@ struct FwdPlace {
             blocks.begin,
             blocks.end,
             plain_begin,
-            plain_end,
+            blocks.plain_end,
             whole_rows,
             Traits::kGeneral};
   }
@@ -47,23 +62,6 @@ struct FwdPlace {
   __device__ static const void* element(const Strided& t, int64_t offset) {
     return static_cast<const typename Traits::T*>(t.ptr) + offset;
   }
-};
-
-// Blocks of keys as the rows of one warp see them.
-struct WarpBlocks {
-  int begin, end;            // of all
-  int full_begin, full_end;  // of those that need no mask
-  int plain_end;             // from full_begin to here: neither a mask nor a maximum
-
-  // row0: the warp's first.
-  __device__ static WarpBlocks of(const Band& band, int row0, int rows, int block_n) {
-    const BlockRange r = key_blocks(band, row0, rows, block_n);
-    const int plain_end = min_of(r.full_end, floor_div(band.key_end(row0) - 1, block_n));
-    return {r.begin, r.end, r.full_begin, r.full_end, plain_end};
-  }
-  __device__ __forceinline__ bool sees(int block) const { return block >= begin && block < end; }
-  __device__ __forceinline__ bool needs_mask(int block) const { return block < full_begin || block >= full_end; }
-  __device__ __forceinline__ bool needs_maximum(int block) const { return block < full_begin || block >= plain_end; }
 };
 
 }  // namespace flash::sm80

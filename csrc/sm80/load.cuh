@@ -64,10 +64,7 @@ class RowLoader {
     const T* source = source_ + (row0 + row) * stride_ + col;  // the thread's first chunk
     const uint32_t target = tile + Tile::offset(row, col);
     if (aligned_ && cols_ == Tile::kCols && row0 + Tile::kRows <= rows_) {
-#pragma unroll
-      for (int r = 0; r < Tile::kRows; r += Lanes::kRowsPerPass, source += Lanes::kRowsPerPass * stride_)
-#pragma unroll
-        for (int c = 0; c < Tile::kCols; c += Lanes::kCols) ptx::cp_async_16(target + Tile::shift(r, c), source + c);
+      load_whole_chunks<Tile, kThreads>(target, source, stride_);
     } else {
       load_edge(target, source, rows_ - row0 - row, cols_ - col);
     }
