@@ -16,7 +16,7 @@ SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 
 @dataclass(frozen=True)
 class Case:
-    work: str  # fwd, bwd, fp8, fp32, overhead, memory
+    work: str  # fwd, bwd, fp8, fp32, accuracy, overhead, memory
     case: str  # grid, gqa, window, ...
     dtype: str = "bf16"
     head_dim: int = 128
@@ -30,7 +30,7 @@ class Case:
     window_size: tuple[int, int] = (-1, -1)
     lengths: tuple[int, ...] = ()  # of the segments, for packed cases
     feature: str = ""  # softcap, alibi, bias, sinks, dropout
-    inputs: str = "normal"  # normal, x10, ramp, huge_key, sink_key
+    inputs: str = "normal"  # normal, x10, ramp, huge_key, sink_key, outliers
     path: str = ""  # of flash_ext; "": the one that it chooses
 
     def __post_init__(self):
@@ -109,7 +109,11 @@ def make_inputs(case: Case, device: str | torch.device, seed: int = 1) -> Inputs
     k = normal(rows_k, case.num_heads_kv, case.head_dim)
     v = normal(rows_k, case.num_heads_kv, case.head_dim_v)
     dout = normal(rows_q, case.num_heads, case.head_dim_v)
-    shape_logits(case.inputs, q, k)
+    if case.inputs == "outliers":
+        for x in (q, k, v):
+            add_outliers(x, generator)
+    else:
+        shape_logits(case.inputs, q, k)
 
     dtype = DTYPES[case.dtype]
     options = {"causal": case.causal, "window_size": case.window_size, **feature_options(case, device, generator)}
@@ -136,6 +140,12 @@ def shape_logits(inputs: str, q: torch.Tensor, k: torch.Tensor) -> None:
         k[..., 0, :, 0] += 20
     elif inputs != "normal":
         raise ValueError(f"inputs must be normal, x10, ramp, huge_key or sink_key, got {inputs!r}")
+
+
+def add_outliers(x: torch.Tensor, generator: torch.Generator) -> None:
+    """0.1 % of the entries plus a normal number of ten times the size, as in FlashAttention-3, section 4.3."""
+    large = 10 * torch.randn(x.shape, device=x.device, generator=generator)
+    x += large * (torch.rand(x.shape, device=x.device, generator=generator) < 0.001)
 
 
 def feature_options(case: Case, device, generator) -> dict:
@@ -238,6 +248,16 @@ def _generations() -> list[Case]:
     return [replace(case, case="generations") for case in grids]
 
 
+def _accuracy() -> list[Case]:
+    """The last 512 queries against all keys: e4m3 with and without outliers up to 128k keys, and bf16 at 4k."""
+    few = Case("accuracy", "bf16", batch=1, seqlen=512, num_heads=4, num_heads_kv=4, seqlen_k=4096)
+    cases = [replace(few, inputs=inputs) for inputs in ("normal", "x10")]
+    for seqlen_k in (1024, 4096, 16384, 131072):
+        fp8 = replace(few, case="fp8", dtype="e4m3", seqlen_k=seqlen_k)
+        cases += [case for inputs in ("normal", "outliers") for case in _both_masks(replace(fp8, inputs=inputs))]
+    return [replace(case, head_dim=d, head_dim_v=d) for d in (64, 128, 256) for case in cases]
+
+
 def _overhead() -> list[Case]:
     tiny = Case("overhead", "forward", batch=1, seqlen=128, causal=True)
     return [tiny, replace(tiny, case="forward_grad"), replace(tiny, case="training")]
@@ -252,6 +272,7 @@ ALL: dict[str, list[Case]] = {
     "bwd": [*_grid("bwd"), *_shapes("bwd"), *_features("bwd")],
     "fp8": _grid("fp8", dtype="e4m3"),
     "fp32": _fp32(),
+    "accuracy": _accuracy(),
     "generations": _generations(),
     "overhead": _overhead(),
     "memory": _memory(),

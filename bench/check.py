@@ -100,6 +100,12 @@ class Checker:
                     return f"{name}: {reason}"
         return ""
 
+    def relative_rmse(self, out: torch.Tensor) -> float:
+        """Root mean square error of `out` (dense or packed) over the root mean square of the reference."""
+        expected = [(self._take(out, e.where, e.where.heads).double(), e.reference[0]) for e in self.expected]
+        error = sum((got - reference).square().sum() for got, reference in expected)
+        return (error / sum(reference.square().sum() for _, reference in expected)).sqrt().item()
+
 
 def disagreement(got: torch.Tensor, reference: torch.Tensor, plain: torch.Tensor, dtype: str) -> str:
     """The project's tolerance: at most twice the largest error of plain attention and 1.35 times its mean error."""

@@ -248,6 +248,7 @@ DEFAULT_LIBRARIES = {
     "bwd": ("flash_ext", "fa3", "fa4", "cudnn", "fa2"),
     "fp8": ("flash_ext", "fa3"),
     "fp32": ("flash_ext", "simt", "efficient"),
+    "accuracy": ("flash_ext", "fa3", "cudnn", "fa2", "standard"),
     "generations": ("standard", "simt", "sm80", "sm90"),
     "overhead": ("flash_ext", "fa3", "fa4", "cudnn", "fa2", "efficient"),
     "memory": ("flash_ext", "cudnn", "fa2", "efficient", "standard"),

@@ -18,7 +18,7 @@ from .cases import Case
 from .libraries import OURS
 
 RESULTS = Path(__file__).parent / "results"
-UNITS = ("tflops", "us", "seconds", "mib")
+UNITS = ("tflops", "us", "seconds", "mib", "rmse")
 # What names a row: everything else of it is a result or tells where it came from.
 IDENTITY = (
     "work",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .results import identity, unit_of, values_of
 
-DECIMALS = {"tflops": 0, "us": 1, "seconds": 3, "mib": 0}
-LESS_IS_BETTER = ("us", "seconds", "mib")
+DECIMALS = {"tflops": 0, "us": 1, "seconds": 3, "mib": 0, "rmse": 5}
+LESS_IS_BETTER = ("us", "seconds", "mib", "rmse")
 
 
 @dataclass

@@ -42,6 +42,13 @@ def test_the_path_of_a_case_is_used():
     assert refused == 0 and rows[0]["path"] == rows[0]["arch_path"] == "cpu"
 
 
+def test_accuracy_is_the_error_against_fp64():
+    case = replace(TINY, work="accuracy", case="bf16", dtype="bf16", inputs="outliers", seqlen_k=40)
+    rows, refused = run([case], ["flash_ext", "standard"])
+    assert refused == 0 and rows[0]["inputs"] == "outliers"
+    assert 1e-4 < rows[0]["rmse"]["flash_ext"] <= 1.35 * rows[0]["rmse"]["standard"] < 0.02
+
+
 def test_overhead_is_in_microseconds():
     rows, _ = run([replace(TINY, work="overhead", case="forward")], ["standard"])
     assert rows[0]["us"]["standard"] > 0
