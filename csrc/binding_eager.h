@@ -141,7 +141,8 @@ PyObject* run_eagerly(PyObject* call, PyObject* return_lse, PyObject* path) {
   const auto entry = known_calls.find(key);
   if (entry == known_calls.end()) return PyBytes_FromStringAndSize(key.data(), Py_ssize_t(key.size()));
   const KnownCall known = entry->second;  // a copy: another thread may have it forgotten meanwhile
-  const bool wants_lse = PyObject_IsTrue(return_lse) == 1;
+  const int wants_lse = PyObject_IsTrue(return_lse);
+  if (wants_lse < 0) return nullptr;  // Python's error is set
   if (!wants_lse && !c.wants_grad())
     return THPVariable_Wrap(
         unlocked(c.q(), [&] { return known.kernels.forward_out(c.q(), c.k(), c.v(), c.extras()); }));

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "api.h"
@@ -89,8 +90,9 @@ void fill(AttnParams& p, const Tensor& q, const Tensor& k, const Tensor& v, cons
   p.cu_seqlens_k = pointer<int32_t>(o.cu_seqlens_k);
   p.seqused_k = pointer<int32_t>(o.seqused_k);
   p.batch = q.dim() == 4 ? int(q.size(0)) : int(o.cu_seqlens_q->numel()) - 1;
-  p.seqlen_q = q.dim() == 4 ? int(q.size(1)) : int(o.max_seqlen_q);
-  p.seqlen_k = k.dim() == 4 ? int(k.size(1)) : int(o.max_seqlen_k);
+  // A packed sequence has no more rows than exist, whatever its caller says: a model's longest context, or 2^31 - 1.
+  p.seqlen_q = int(q.dim() == 4 ? q.size(1) : std::min(o.max_seqlen_q, q.size(0)));
+  p.seqlen_k = int(k.dim() == 4 ? k.size(1) : std::min(o.max_seqlen_k, k.size(0)));
   p.total_q = q.dim() == 4 ? q.size(0) * q.size(1) : q.size(0);
   p.total_k = k.dim() == 4 ? k.size(0) * k.size(1) : k.size(0);
   p.num_heads = int(q.size(-2));

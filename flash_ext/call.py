@@ -17,6 +17,8 @@ from .dispatch import DType
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
 FLOAT8 = torch.float8_e4m3fn
 _UNBOUNDED = 2**31 - 1  # a window bound this large cuts nothing in any tensor
+_LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which kernels take numbers
+_SOFTCAPS = (1e-30, 1e30)  # kernels divide by softcap: what lies beyond would overflow
 _DENSE = ("(batch, seqlen_q, num_heads, head_dim)", "(batch, seqlen_k, num_heads_kv, head_dim)")
 _PACKED = ("(total_q, num_heads, head_dim)", "(total_k, num_heads_kv, head_dim)")
 
@@ -66,7 +68,8 @@ def check_call(call: tuple, path: str) -> tuple[Extras, Scalars]:
     """The call as operators take it, its extras not yet canonical; raises where an argument cannot be served."""
     q, k, v, *extras = call[:9]
     causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k = call[9:]
-    deterministic = bool(deterministic) or torch.are_deterministic_algorithms_enabled()
+    causal = _flag("causal", causal)
+    deterministic = _flag("deterministic", deterministic) or torch.are_deterministic_algorithms_enabled()
     extras = Extras(*extras)
     packed = extras.cu_seqlens_q is not None
     _check_tensors(q, k, v, packed, path)
@@ -80,22 +83,28 @@ def check_call(call: tuple, path: str) -> tuple[Extras, Scalars]:
 
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else _number("softmax_scale", softmax_scale)
     softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
-    if softcap < 0:
-        raise ValueError(f"softcap must be positive, or 0 for none; got {softcap}")
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be in [0, 1), got {dropout_p}")
+    if softcap != 0 and not _SOFTCAPS[0] <= softcap <= _SOFTCAPS[1]:
+        raise ValueError(f"softcap must be 0 for none, or lie between {_SOFTCAPS[0]} and {_SOFTCAPS[1]}; got {softcap}")
+    if not 0 <= dropout_p <= 1 - 2**-24:
+        raise ValueError(f"dropout_p must be in [0, 1) as a float32, got {dropout_p}")
     left, right = _window(window_size)
-    scalars = Scalars(
-        bool(causal), scale, left, right, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k, path
-    )
+    scalars = Scalars(causal, scale, left, right, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k, path)
     return extras, scalars
+
+
+def check_kind(name: str, t: Tensor) -> None:
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+    if t.is_nested:
+        raise TypeError(f"{name} must not be nested; flash_attn_varlen_func takes sequences packed into one tensor")
+    if t.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor, got layout {t.layout}")
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool, path: str) -> None:
     shape_q, shape_k = _PACKED if packed else _DENSE
     for name, t, wanted in (("q", q, shape_q), ("k", k, shape_k), ("v", v, shape_k + "_v")):
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        check_kind(name, t)
         if t.dim() != (3 if packed else 4):
             raise ValueError(f"{name} must have shape {wanted.replace(')_v', '_v)')}, got {tuple(t.shape)}")
     if q.dtype not in (*DTYPES, FLOAT8) and not (path == "reference" and q.dtype == torch.float64):
@@ -124,26 +133,32 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool, path: str) -> 
             raise ValueError(f"{name} must have sizes below 2**31, got {tuple(t.shape)}")
 
 
+def check_starts(name: str, t: Tensor, of: str, rows: Tensor) -> int:
+    """The batch that starts (batch + 1,) of packed sequences tell. ``of``: the name of what lies packed, ``rows``."""
+    _check_int32(name, t, of, rows)
+    if t.dim() != 1 or t.numel() == 0:
+        raise ValueError(f"{name} must have shape (batch + 1,), got {tuple(t.shape)}")
+    return t.numel() - 1
+
+
+def _check_int32(name: str, t: Tensor, of: str, rows: Tensor) -> None:
+    check_kind(name, t)
+    if t.dtype != torch.int32:
+        raise TypeError(f"{name} must be an int32 tensor, got {t.dtype}")
+    if t.device != rows.device:
+        raise ValueError(f"{name} must be on {of}'s device {rows.device}, got {t.device}")
+
+
 def _check_segments(q: Tensor, extras: Extras) -> int:
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "seqused_k"):
-        t = getattr(extras, name)
-        if t is None and name == "seqused_k":
-            continue
-        if not isinstance(t, Tensor) or t.dtype != torch.int32:
-            raise TypeError(
-                f"{name} must be an int32 tensor, got {t.dtype if isinstance(t, Tensor) else type(t).__name__}"
-            )
-        if t.device != q.device:
-            raise ValueError(f"{name} must be on q's device {q.device}, got {t.device}")
-    batch = extras.cu_seqlens_q.numel() - 1
-    if extras.cu_seqlens_q.dim() != 1 or batch < 0:
-        raise ValueError(f"cu_seqlens_q must have shape (batch + 1,), got {tuple(extras.cu_seqlens_q.shape)}")
-    if extras.cu_seqlens_k.shape != extras.cu_seqlens_q.shape:
+    batch = check_starts("cu_seqlens_q", extras.cu_seqlens_q, "q", q)
+    if check_starts("cu_seqlens_k", extras.cu_seqlens_k, "q", q) != batch:
         raise ValueError(
             f"cu_seqlens_k must have cu_seqlens_q's shape ({batch + 1},), got {tuple(extras.cu_seqlens_k.shape)}"
         )
-    if extras.seqused_k is not None and tuple(extras.seqused_k.shape) != (batch,):
-        raise ValueError(f"seqused_k must have shape ({batch},), got {tuple(extras.seqused_k.shape)}")
+    if extras.seqused_k is not None:
+        _check_int32("seqused_k", extras.seqused_k, "q", q)
+        if tuple(extras.seqused_k.shape) != (batch,):
+            raise ValueError(f"seqused_k must have shape ({batch},), got {tuple(extras.seqused_k.shape)}")
     return batch
 
 
@@ -153,8 +168,7 @@ def _check_features(q: Tensor, extras: Extras, batch: int, seqlen_q: int, seqlen
         t = getattr(extras, name)
         if t is None:
             continue
-        if not isinstance(t, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
+        check_kind(name, t)
         if t.device != q.device:
             raise ValueError(f"{name} must be on q's device {q.device}, got {t.device}")
         allowed = (*DTYPES, torch.float64) if name == "alibi_slopes" or q.dtype == torch.float64 else tuple(DTYPES)
@@ -182,12 +196,27 @@ def _check_features(q: Tensor, extras: Extras, batch: int, seqlen_q: int, seqlen
 
 
 def _number(name: str, value: float) -> float:
-    if isinstance(value, (Tensor, str)) or value is None:
+    if not isinstance(value, (int, float, torch.SymFloat)) and not _is_one(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    value = float(value)
-    if not abs(value) < math.inf:  # NaN too
-        raise ValueError(f"{name} must be finite, got {value}")
+    try:
+        value = float(value)
+    except OverflowError:
+        value = math.inf
+    if not abs(value) <= _LARGEST:  # NaN too
+        raise ValueError(f"{name} must be finite in float32, got {value}")
     return value
+
+
+def _flag(name: str, value: bool) -> bool:
+    """Not whatever Python takes for true, such as a text."""
+    if not isinstance(value, (int, torch.SymBool)) and not _is_one(value, "__bool__") or value not in (0, 1):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def _is_one(value: object, conversion: str) -> bool:
+    """Whether it is one thing that converts: not a tensor, whose value the host would have to wait for."""
+    return hasattr(value, conversion) and not hasattr(value, "__len__")
 
 
 def _integer(name: str, value: int) -> int:

@@ -180,9 +180,8 @@ def choose(
         if path not in (None, "cpu"):
             raise NotImplementedError(f"path '{path}' computes on CUDA tensors; q is in host memory")
         if call.dtype in (None, DType.E4M3):
-            raise NotImplementedError(
-                "path 'cpu' computes in float32, float16 or bfloat16; use_path('reference') takes float64"
-            )
+            hint = "; use_path('reference') takes float64" if call.dtype is None else ""
+            raise NotImplementedError(f"path 'cpu' computes in float32, float16 or bfloat16{hint}")
         kernel = "fwd_cpu" if call.pass_ == Pass.FWD else "bwd_cpu"
         return Choice("cpu", -1, kernel, "chosen with use_path" if path else "tensors are in host memory")
     if path == "cpu":

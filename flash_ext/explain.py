@@ -10,8 +10,8 @@ from torch import Tensor
 from .call import check_call, is_float8
 from .dispatch import Choice
 from .extension import current_path
-from .float8 import Float8Plan, expand_descales
-from .ops import autocast_dtype
+from .float8 import Float8Options, Float8Plan, check_options, refuse_options
+from .ops import autocast_dtype, cast_for_autocast
 from .plan import Plan
 
 
@@ -65,26 +65,30 @@ def explain(
     sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     deterministic: bool = False,
+    return_lse: bool = False,
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> Explanation:
     """Which path and kernel ``forward`` (or, given ``cu_seqlens``, ``flash_attn_varlen_func``) would run, and why not a
-    faster one. Checks its arguments like the call itself; launches nothing."""
+    faster one. Takes the arguments of the call and checks them like it, but for the contents of ``cu_seqlens``;
+    launches nothing."""
     notes = []
     rest = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
     rest += (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
-    dtype = autocast_dtype(q.device.type)
+    float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
     if is_float8(q, k, v):
         extras, scalars = check_call((q, k, v, *rest), current_path())
-        expand_descales((q_descale, k_descale, v_descale), q, k, extras)
+        check_options(float8, q, k, extras)
         plan = Float8Plan(q, k, v, extras, scalars)
         if not plan.why_not:
             return Explanation(plan.fwd, "float8 inputs take no gradients", tuple(plan.notes()))
         notes.append(f"float8 inputs are converted to bfloat16, whose kernels run: {plan.why_not}")
-        dtype = torch.bfloat16
-    if dtype is not None:  # what the converted tensors would be like
-        q, k, v = (torch.empty_like(t, dtype=dtype) for t in (q, k, v))
+        q, k, v = (torch.empty_like(t, dtype=torch.bfloat16) for t in (q, k, v))
+    else:
+        refuse_options(float8, q)
+        q, k, v = cast_for_autocast(autocast_dtype(q), q, k, v)
     plan = Plan(q, k, v, *check_call((q, k, v, *rest), current_path()))
     notes += plan.notes()
     try:

@@ -33,22 +33,56 @@ def flash_attn_func(
     return (*result, None) if return_attn_probs else result
 
 
-def flash_attn_qkvpacked_func(qkv: Tensor, dropout_p: float = 0.0, **options):
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """``flash_attn_func`` of qkv (batch, seqlen, 3, num_heads, head_dim); the three are read in place."""
-    return flash_attn_func(*_unbind(qkv, "qkv", 3, 5), dropout_p, **options)
+    options = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(*_unbind(qkv, "qkv", 3, 5), dropout_p, *options)
 
 
-def flash_attn_kvpacked_func(q: Tensor, kv: Tensor, dropout_p: float = 0.0, **options):
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """``flash_attn_func`` of q and kv (batch, seqlen_k, 2, num_heads_kv, head_dim)."""
-    return flash_attn_func(q, *_unbind(kv, "kv", 2, 5), dropout_p, **options)
+    options = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(q, *_unbind(kv, "kv", 2, 5), dropout_p, *options)
 
 
 def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, dropout_p: float = 0.0, **options
-):
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """``flash_attn_varlen_func`` of qkv (total, 3, num_heads, head_dim)."""
     lengths = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
-    return flash_attn_varlen_func(*_unbind(qkv, "qkv", 3, 4), *lengths, dropout_p, **options)
+    options = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(*_unbind(qkv, "qkv", 3, 4), *lengths, dropout_p, *options)
 
 
 def flash_attn_varlen_kvpacked_func(
@@ -59,11 +93,18 @@ def flash_attn_varlen_kvpacked_func(
     max_seqlen_q: int,
     max_seqlen_k: int,
     dropout_p: float = 0.0,
-    **options,
-):
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor, None]:
     """``flash_attn_varlen_func`` of q and kv (total_k, 2, num_heads_kv, head_dim)."""
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return flash_attn_varlen_func(q, *_unbind(kv, "kv", 2, 4), *lengths, dropout_p, **options)
+    options = (softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_varlen_func(q, *_unbind(kv, "kv", 2, 4), *lengths, dropout_p, *options)
 
 
 def _unbind(packed: Tensor, name: str, parts: int, dims: int) -> tuple[Tensor, ...]:

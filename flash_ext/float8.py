@@ -15,7 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, empty
 
-from .call import FLOAT8, SCHEMA_OF_EXTRAS, SCHEMA_OF_SCALARS, Extras, Scalars, canonical, check_call, check_lengths
+from .call import (
+    FLOAT8,
+    SCHEMA_OF_EXTRAS,
+    SCHEMA_OF_SCALARS,
+    Extras,
+    Scalars,
+    canonical,
+    check_call,
+    check_lengths,
+    check_starts,
+)
 from .extension import _C, current_path
 from .plan import Plan, copied, current_stream, plan_for
 
@@ -29,7 +39,7 @@ class Float8Options(NamedTuple):
     q_descale: Tensor | None = None  # broadcastable to (batch, num_heads_kv) fp32, as are the next two
     k_descale: Tensor | None = None
     v_descale: Tensor | None = None
-    out_dtype: torch.dtype | None = None
+    out_dtype: torch.dtype | None = None  # None: bfloat16
 
 
 def quantize_fp8(
@@ -60,8 +70,12 @@ def quantize_fp8(
         )
     num_heads = x.shape[-2]
     num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
-    if num_heads_kv < 1 or num_heads % num_heads_kv:
-        raise ValueError(f"num_heads_kv must divide x's {num_heads} heads, got {num_heads_kv}")
+    if not isinstance(num_heads_kv, (int, torch.SymInt)) or num_heads_kv < 1 or num_heads % num_heads_kv:
+        raise ValueError(f"num_heads_kv must be an int that divides x's {num_heads} heads, got {num_heads_kv!r}")
+    if x.shape[-1] == 0:
+        raise ValueError(f"x must have a head_dim of at least 1, got shape {tuple(x.shape)}")
+    if cu_seqlens is not None:
+        check_starts("cu_seqlens", cu_seqlens, "x", x)
     x = x.detach().float()
     if hadamard:
         x = _rotated(x)
@@ -103,7 +117,7 @@ def _of_rows(descale: Tensor, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
 
 
 def dequantise(tensors: Sequence[Tensor], descales: Sequence[Tensor | None], extras: Extras) -> list[Tensor]:
-    """q, k and v in bfloat16; ``descales`` as ``expand_descales`` gives them."""
+    """q, k and v in bfloat16; ``descales`` as ``check_options`` gives them."""
     starts = (extras.cu_seqlens_q, extras.cu_seqlens_k, extras.cu_seqlens_k)
     return [_dequantise(*row) for row in zip(tensors, descales, starts, strict=True)]
 
@@ -115,12 +129,24 @@ def _dequantise(t: Tensor, descale: Tensor | None, cu_seqlens: Tensor | None) ->
     return (t.float() * _of_rows(descale, t, cu_seqlens)[..., None]).to(torch.bfloat16)
 
 
-def expand_descales(descales: Sequence[Tensor | None], q: Tensor, k: Tensor, extras: Extras) -> list[Tensor | None]:
-    """The scales as (batch, num_heads_kv); an error names those that are not."""
+def refuse_options(options: Float8Options, q: Tensor) -> None:
+    """Of a call that is not in float8."""
+    named = ", ".join(name for name, x in options._asdict().items() if x is not None)
+    if named and isinstance(q, Tensor):
+        raise ValueError(f"{named} must be given with float8_e4m3fn q, k and v only; q is {q.dtype}")
+
+
+def check_options(
+    options: Float8Options, q: Tensor, k: Tensor, extras: Extras
+) -> tuple[list[Tensor | None], torch.dtype]:
+    """The scales as (batch, num_heads_kv), and the dtype of the result; an error names those that are not right."""
+    out_dtype = options.out_dtype or torch.bfloat16
+    if out_dtype not in (torch.bfloat16, torch.float16):
+        raise TypeError(f"out_dtype must be torch.bfloat16 or torch.float16, got {out_dtype}")
     batch = q.shape[0] if extras.cu_seqlens_q is None else extras.cu_seqlens_q.numel() - 1
     shape = (batch, k.shape[-2])
     result = []
-    for name, descale in zip(_NAMES, descales, strict=True):
+    for name, descale in zip(_NAMES, options[:3], strict=True):
         if descale is not None:
             if not isinstance(descale, Tensor) or descale.dtype != torch.float32 or descale.device != q.device:
                 got = f"{descale.dtype} on {descale.device}" if isinstance(descale, Tensor) else type(descale).__name__
@@ -130,7 +156,7 @@ def expand_descales(descales: Sequence[Tensor | None], q: Tensor, k: Tensor, ext
             except RuntimeError:
                 raise ValueError(f"{name} must be broadcastable to {shape}, got {tuple(descale.shape)}") from None
         result.append(descale)
-    return result
+    return result, out_dtype
 
 
 class Float8Plan(Plan):
@@ -179,11 +205,8 @@ def attend(call: tuple, options: Float8Options | None) -> tuple[Tensor, Tensor]:
     options = options or Float8Options()
     if any(t.requires_grad for t in (q, k, v)) and torch.is_grad_enabled():
         raise ValueError("q, k and v in float8 must not require a gradient: there is no float8 backward")
-    out_dtype = options.out_dtype or torch.bfloat16
-    if out_dtype not in (torch.bfloat16, torch.float16):
-        raise TypeError(f"out_dtype must be torch.bfloat16 or torch.float16, got {out_dtype}")
     checked, scalars = check_call(call, current_path())
-    descales = expand_descales(options[:3], q, k, checked)
+    descales, out_dtype = check_options(options, q, k, checked)
     extras = canonical(q, checked, scalars.dropout_p)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in extras):
         out, lse = torch.ops.flash_ext.fwd(*dequantise((q, k, v), descales, extras), *extras, *scalars)

@@ -11,11 +11,11 @@ import math
 import torch
 from torch import Tensor
 
-from .call import canonical, check_call, is_float8
+from .call import canonical, check_call, check_kind, is_float8
 from .extension import _C, chosen_path, current_path
-from .float8 import Float8Options
+from .float8 import Float8Options, refuse_options
 from .float8 import attend as attend_float8
-from .ops import autocast_dtype, cast_for_autocast
+from .ops import autocast_dtype, cast_for_autocast, fwd_operator
 from .plan import NO_EXTRAS, Plan, remember
 
 _plans: dict[bytes, Plan] = {}  # calls that were checked before
@@ -160,6 +160,12 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
 
     Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1.
     """
+    for name, t in (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b)):
+        check_kind(name, t)
+        if not t.is_floating_point():
+            raise TypeError(f"{name} must be a floating point tensor, got {t.dtype}")
+        if t.device != out_a.device:
+            raise ValueError(f"{name} must be on out_a's device {out_a.device}, got {t.device}")
     packed = out_a.dim() == 3
     if out_a.dim() not in (3, 4) or out_a.shape != out_b.shape:
         raise ValueError(
@@ -218,21 +224,19 @@ def _attend_by_plan(key: bytes, call: tuple) -> tuple[Tensor, Tensor]:
 def _attend_slowly(call: tuple, float8: Float8Options | None) -> tuple[Tensor, Tensor]:
     """Through the dispatcher: compiled, traced, autocast and float8 calls, subclasses of tensors, modes, transforms."""
     q, k, v = call[:3]
-    if isinstance(q, Tensor):
-        if not torch.compiler.is_compiling() and any(_has_tangent(x) for x in call[:9]):
-            raise NotImplementedError("forward-mode differentiation is not supported: there is no rule for tangents")
-        before = (q, k, v)
-        q, k, v = cast_for_autocast(autocast_dtype(q.device.type), q, k, v)
-        call = (q, k, v, *call[3:])
-        if any(a is not b for a, b in zip(before, (q, k, v), strict=True)) and not torch.compiler.is_compiling():
-            return attend(call, True, float8)  # now that autocast leaves them alone
+    if not torch.compiler.is_compiling() and any(_has_tangent(x) for x in call[:9]):
+        raise NotImplementedError("forward-mode differentiation is not supported: there is no rule for tangents")
+    before = (q, k, v)
+    q, k, v = cast_for_autocast(autocast_dtype(q), q, k, v)
+    call = (q, k, v, *call[3:])
+    if any(a is not b for a, b in zip(before, (q, k, v), strict=True)) and not torch.compiler.is_compiling():
+        return attend(call, True, float8)  # now that autocast leaves them alone
     if is_float8(q, k, v):
         return attend_float8(call, float8)
-    if float8 is not None and isinstance(q, Tensor):
-        named = ", ".join(name for name, x in float8._asdict().items() if x is not None)
-        raise ValueError(f"{named} must be given with float8_e4m3fn q, k and v only; q is {q.dtype}")
+    if float8 is not None:
+        refuse_options(float8, q)
     extras, scalars = check_call(call, current_path())
-    return torch.ops.flash_ext.fwd(q, k, v, *canonical(q, extras, scalars.dropout_p), *scalars)
+    return fwd_operator()(q, k, v, *canonical(q, extras, scalars.dropout_p), *scalars)
 
 
 def _has_tangent(x: Tensor | None) -> bool:

@@ -5,6 +5,8 @@ Arguments arrive here checked and in canonical form (see ``call``); the operator
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,7 @@ def _backward(ctx, dout: Tensor | None, dlse: Tensor | None):
     need_q, need_k, need_v = ctx.needs_input_grad[:3]
     need_bias, need_sinks = ctx.needs_input_grad[7:9]
     dout = torch.zeros_like(out) if dout is None else dout
-    dq, dk, dv, dbias, dsinks = torch.ops.flash_ext.bwd(
+    dq, dk, dv, dbias, dsinks = _bwd_operator()(
         dout, dlse, q, k, v, out, lse, *extras, *ctx.scalars, need_bias, need_sinks
     )
     grads = (dq if need_q else None, dk if need_k else None, dv if need_v else None)
@@ -81,8 +83,41 @@ torch.library.register_autograd("flash_ext::fwd", _backward, setup_context=_setu
 torch.library.register_autograd("flash_ext::bwd", _no_double_backward)
 
 
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """The dtype that torch.autocast wants q, k and v in on this device, None outside autocast."""
+class _FwdOfTransforms(torch.autograd.Function):
+    """The operator under torch.func.grad and vmap, for which what torch.library registers has no rule."""
+
+    generate_vmap_rule = True
+    forward = staticmethod(torch.ops.flash_ext.fwd)
+    setup_context = staticmethod(_setup_context)
+    backward = staticmethod(_backward)
+
+
+class _BwdOfTransforms(torch.autograd.Function):
+    generate_vmap_rule = True
+    forward = staticmethod(torch.ops.flash_ext.bwd)
+    setup_context = staticmethod(lambda ctx, inputs, output: None)
+    backward = staticmethod(_no_double_backward)
+
+
+def fwd_operator() -> Callable[..., tuple[Tensor, ...]]:
+    """``flash_ext::fwd``, in the form that torch differentiates here."""
+    return _FwdOfTransforms.apply if _is_transformed() else torch.ops.flash_ext.fwd
+
+
+def _bwd_operator() -> Callable[..., tuple[Tensor, ...]]:
+    return _BwdOfTransforms.apply if _is_transformed() else torch.ops.flash_ext.bwd
+
+
+def _is_transformed() -> bool:
+    if torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active():
+        return False
+    kinds = torch._C._functorch.TransformType
+    return torch._C._functorch.peek_interpreter_stack().key() in (kinds.Grad, kinds.Vmap)
+
+
+def autocast_dtype(q: Tensor) -> torch.dtype | None:
+    """The dtype that torch.autocast wants q, k and v in on q's device, None outside autocast."""
+    device_type = q.device.type if isinstance(q, Tensor) else ""
     if device_type not in ("cpu", "cuda") or not torch.is_autocast_enabled(device_type):
         return None
     return torch.get_autocast_dtype(device_type)
@@ -90,16 +125,22 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
 
 def cast_for_autocast(dtype: torch.dtype | None, *tensors: Tensor) -> list[Tensor]:
     """torch's rule for scaled_dot_product_attention: float32 and 16-bit inputs become the autocast dtype."""
-    return [t.to(dtype) if dtype is not None and t.dtype in DTYPES else t for t in tensors]
+    if dtype is None:
+        return list(tensors)
+    return [t.to(dtype) if _is_plain(t) and t.dtype in DTYPES else t for t in tensors]
 
 
-def _register_autocast(device_type: str, key: str) -> None:
+def _is_plain(t: Tensor) -> bool:
+    return isinstance(t, Tensor) and t.layout == torch.strided  # what is not is named by the checks
+
+
+def _register_autocast(key: str) -> None:
     @torch.library.impl("flash_ext::fwd", key)
     def _fwd_autocast(q, k, v, *rest):
-        q, k, v = cast_for_autocast(autocast_dtype(device_type), q, k, v)
+        q, k, v = cast_for_autocast(autocast_dtype(q), q, k, v)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))):
             return torch.ops.flash_ext.fwd(q, k, v, *rest)
 
 
-_register_autocast("cuda", "AutocastCUDA")
-_register_autocast("cpu", "AutocastCPU")
+_register_autocast("AutocastCUDA")
+_register_autocast("AutocastCPU")

@@ -14,7 +14,7 @@
 namespace flash::sm90 {
 
 // Of a group of keys of one key-value head, or of all its groups. As bits of non-negative floats, which order like the
-// floats, NaN above all.
+// floats, NaN above all: arithmetic on the device makes only the one without a sign, 0x7fffffff.
 struct KeyBounds {
   int largest_v;  // |V_j|, of a row
   int largest_k;  // |K_jc|, of an element

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 
 #include "../attn/host_device.h"
 #include "../params.h"
@@ -29,14 +30,15 @@ struct TanhLong {
 template <class Tanh>
 struct Softcap {
   float c[Tanh::kTerms];
-  float max_square;  // of q.k
+  float max_square;  // of q.k; negative: serves none
 
   static Softcap of(float x_per_qk, float scale) {
     Softcap s;
     const float square = x_per_qk * x_per_qk, bound = Tanh::kBound / x_per_qk;
     float factor = scale * x_per_qk;
     for (int i = 0; i < Tanh::kTerms; i++, factor *= square) s.c[i] = Tanh::c[i] * factor;
-    s.max_square = bound * bound;
+    // A softcap far below softmax_scale makes coefficients infinite, and they would make NaN of a score of 0.
+    s.max_square = std::isfinite(s.c[Tanh::kTerms - 1]) ? bound * bound : -1.f;
     return s;
   }
 

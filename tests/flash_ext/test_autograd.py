@@ -160,6 +160,31 @@ def test_forward_mode_is_refused(grad):
         torch.func.jvp(lambda x: flash_ext.forward(x, q, q), (q,), (torch.ones_like(q),))
 
 
+def test_transforms_of_torch_func():
+    """grad and vmap, and one in the other: gradients of every sample."""
+    tensors = [torch.randn(3, 1, 9, 4, 16) for _ in "qkv"] + [torch.randn(3, 9, 9)]
+
+    def loss(q, k, v, bias):
+        out, lse = flash_ext.forward(q, k, v, attn_bias=bias, causal=True, return_lse=True)
+        return out.square().sum() + lse.sum()
+
+    each = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2, 3)))(*tensors)
+    together = torch.func.grad(lambda *t: torch.vmap(loss)(*t).sum(), argnums=(0, 1, 2, 3))(*tensors)
+    for i in range(3):
+        leaves = [t[i].clone().requires_grad_() for t in tensors]
+        for a, b, c in zip(each, together, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+            assert torch.allclose(a[i], c, atol=1e-5) and torch.allclose(b[i], c, atol=1e-5)
+    values = torch.vmap(lambda q: flash_ext.forward(q, q, q), in_dims=-1)(tensors[0].movedim(0, -1))
+    assert torch.allclose(values[1], flash_ext.forward(*[tensors[0][1]] * 3), atol=1e-6)
+
+
+def test_second_derivatives_under_torch_func_are_refused():
+    q = make(grad=False)
+    once = torch.func.grad(lambda x: flash_ext.forward(x, q, q).sum())
+    with pytest.raises(RuntimeError, match="twice"):
+        torch.func.grad(lambda x: once(x).square().sum())(q)
+
+
 def test_sinks_gradient_ignores_rows_of_no_segment():
     lse = torch.tensor([[0.5, math.nan]])
     delta = torch.tensor([[1.0, math.nan]])

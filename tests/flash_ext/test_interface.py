@@ -1,4 +1,4 @@
-"""Arguments: every bad one is named, every good form of one is taken, and signatures show their keywords."""
+"""The public functions: their signatures and results, paths, what importing does."""
 
 from __future__ import annotations
 
@@ -17,92 +17,8 @@ def make(dtype=torch.float32, q=(2, 5, 4, 16), k=(2, 7, 2, 16), v=None):
     return torch.randn(q).to(dtype), torch.randn(k).to(dtype), torch.randn(v or k).to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("error", "words", "change"),
-    [
-        (TypeError, "q .*list", {"q": [1.0]}),
-        (TypeError, "k .*NoneType", {"k": None}),
-        (ValueError, r"q must have shape \(batch, seqlen_q", {"q": torch.zeros(5, 4, 16)}),
-        (ValueError, r"v must have shape \(batch, seqlen_k", {"v": torch.zeros(7, 2, 16)}),
-        (TypeError, "k must have q's dtype torch.float32, got torch.bfloat16", {"k": torch.zeros(2, 7, 2,
-        16).bfloat16()}), (TypeError, "q must be float32.*use_path", {"q": torch.zeros(2, 5, 4, 16).double()}),
-        (TypeError, "q must be .*got torch.int32", {"q": torch.zeros(2, 5, 4, 16).int()}),
-        (TypeError, "q must be .*got torch.float8_e5m2", {"q": torch.zeros(2, 5, 4, 16).to(torch.float8_e5m2)}),
-        (ValueError, "k must have q's head_dim 16, got 8", {"k": torch.zeros(2, 7, 2, 8)}),
-        (ValueError, "k must have q's batch 2, got 3", {"k": torch.zeros(3, 7, 2, 16), "v": torch.zeros(3, 7, 2, 16)}),
-        (ValueError, "v must have k's shape", {"v": torch.zeros(2, 6, 2, 16)}),
-        (ValueError, "multiple of k's num_heads_kv, got 4 and 3", {"k": torch.zeros(2, 7, 3, 16), "v": torch.zeros(2,
-        7, 3, 16)}), (ValueError, "head_dim .*at least 1", {"q": torch.zeros(2, 5, 4, 0), "k": torch.zeros(2, 7, 2,
-        0)}), (ValueError, "k must be on q's device", {"k": torch.zeros(2, 7, 2, 16, device="meta")}),
-        (ValueError, "window_size", {"window_size": (-1, -3)}),
-        (TypeError, "window_size", {"window_size": 3}),
-        (TypeError, "window_size", {"window_size": (1, 2, 3)}),
-        (TypeError, "window_size must be an int, got 1.5", {"window_size": (1.5, 2)}),
-        (ValueError, "softcap", {"softcap": -1.0}),
-        (ValueError, "softmax_scale must be finite", {"softmax_scale": math.nan}),
-        (TypeError, "softmax_scale must be a number, got Tensor", {"softmax_scale": torch.tensor(1.0)}),
-        (ValueError, r"dropout_p must be in \[0, 1\), got 1.0", {"dropout_p": 1.0}),
-        (ValueError, r"alibi_slopes must have shape \(4,\) or \(2, 4\), got \(3,\)", {"alibi_slopes": torch.zeros(3)}),
-        (TypeError, "alibi_slopes .*int64", {"alibi_slopes": torch.zeros(4).long()}),
-        (ValueError, "alibi_slopes .*detach", {"alibi_slopes": torch.zeros(4, requires_grad=True)}),
-        (ValueError, "alibi_slopes must be on q's device", {"alibi_slopes": torch.zeros(4, device="meta")}),
-        (ValueError, "attn_bias must be broadcastable", {"attn_bias": torch.zeros(5, 6)}),
-        (ValueError, "attn_bias must be broadcastable", {"attn_bias": torch.zeros(1, 1, 1, 5, 7)}),
-        (TypeError, "attn_bias .*torch.where", {"attn_bias": torch.zeros(5, 7).bool()}),
-        (TypeError, "attn_bias .*float64", {"attn_bias": torch.zeros(5, 7).double()}),
-        (ValueError, r"sinks must have shape \(4,\), got \(2,\)", {"sinks": torch.zeros(2)}),
-        (TypeError, "sinks must be a tensor, got list", {"sinks": [0.0] * 4}),
-        (ValueError, "q_descale", {"q_descale": torch.ones(2, 2)}),
-    ],
-)  # fmt: skip
-def test_bad_argument_is_named(error, words, change):
-    q, k, v = make()
-    arguments = {"q": q, "k": k, "v": v} | change
-    with pytest.raises(error, match=words):
-        flash_ext.forward(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
-
-
-def packed(**changes):
-    arguments = {
-        "q": torch.randn(10, 4, 16),
-        "k": torch.randn(12, 2, 16),
-        "v": torch.randn(12, 2, 16),
-        "cu_seqlens_q": torch.tensor([0, 4, 10], dtype=torch.int32),
-        "cu_seqlens_k": torch.tensor([0, 5, 12], dtype=torch.int32),
-        "max_seqlen_q": 6,
-        "max_seqlen_k": 7,
-    }
-    return flash_ext.flash_attn_varlen_func(**(arguments | changes))
-
-
 def int32(*numbers):
     return torch.tensor(numbers, dtype=torch.int32)
-
-
-@pytest.mark.parametrize(
-    ("error", "words", "change"),
-    [
-        (TypeError, "cu_seqlens_q .*int64", {"cu_seqlens_q": torch.tensor([0, 4, 10])}),
-        (TypeError, "cu_seqlens_k .*list", {"cu_seqlens_k": [0, 5, 12]}),
-        (TypeError, "cu_seqlens_q", {"cu_seqlens_q": None}),
-        (ValueError, "cu_seqlens_k must have cu_seqlens_q's shape", {"cu_seqlens_k": int32(0, 12)}),
-        (ValueError, "cu_seqlens_q must start at 0, got 1", {"cu_seqlens_q": int32(1, 4, 10)}),
-        (ValueError, "cu_seqlens_k must not decrease", {"cu_seqlens_k": int32(0, 5, 3)}),
-        (ValueError, "cu_seqlens_q must end within the 10 rows of q, got 11", {"cu_seqlens_q": int32(0, 5, 11)}),
-        (ValueError, "max_seqlen_q must be at least the longest segment 6, got 5", {"max_seqlen_q": 5}),
-        (ValueError, "max_seqlen_k must be in", {"max_seqlen_k": -1}),
-        (TypeError, "max_seqlen_q must be an int, got a tensor", {"max_seqlen_q": torch.tensor(6)}),
-        (TypeError, "max_seqlen_q must be an int, got 6.5", {"max_seqlen_q": 6.5}),
-        (ValueError, r"seqused_k must have shape \(2,\)", {"seqused_k": int32(1)}),
-        (ValueError, "seqused_k must lie between", {"seqused_k": int32(6, 1)}),
-        (ValueError, r"q must have shape \(total_q", {"q": torch.randn(1, 10, 4, 16)}),
-        (ValueError, r"attn_bias must be broadcastable to \(2, 4, 6, 7\)", {"attn_bias": torch.zeros(10, 12)}),
-        (NotImplementedError, "block_table", {"block_table": torch.zeros(2, 1, dtype=torch.int32)}),
-    ],
-)
-def test_bad_packed_argument_is_named(error, words, change):
-    with pytest.raises(error, match=words):
-        packed(**change)
 
 
 def test_not_supported_yet():
@@ -111,10 +27,12 @@ def test_not_supported_yet():
         flash_ext.flash_attn_with_kvcache(q, k, v)
 
 
-@pytest.mark.parametrize("name", ["forward", "flash_attn_func", "flash_attn_varlen_func"])
+@pytest.mark.parametrize("name", [n for n in flash_ext.__all__ if n in ("forward", "explain") or n.endswith("_func")])
 def test_signatures_show_their_keywords(name):
     parameters = inspect.signature(getattr(flash_ext, name)).parameters
-    shown = {"softmax_scale", "causal", "window_size", "softcap", "alibi_slopes", "attn_bias", "sinks", "deterministic"}
+    shown = {"dropout_p", "softmax_scale", "causal", "window_size", "softcap", "alibi_slopes", "deterministic"}
+    if "packed" not in name:
+        shown |= {"attn_bias", "sinks"}
     assert shown <= set(parameters)
     assert not any(p.kind == p.VAR_KEYWORD for p in parameters.values())
 
@@ -126,18 +44,20 @@ def test_positions_are_those_of_flash_attn():
     lengths = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
     varlen = list(inspect.signature(flash_ext.flash_attn_varlen_func).parameters)
     assert varlen[:16] == ["q", "k", "v", *lengths, *common, "return_attn_probs", "block_table"]
+    packed = {
+        "qkvpacked": ["qkv"],
+        "kvpacked": ["q", "kv"],
+        "varlen_qkvpacked": ["qkv", "cu_seqlens", "max_seqlen"],
+        "varlen_kvpacked": ["q", "kv", *lengths],
+    }
+    for name, first in packed.items():
+        parameters = list(inspect.signature(getattr(flash_ext, f"flash_attn_{name}_func")).parameters)
+        assert parameters == [*first, *common, "return_attn_probs"]
 
 
-def test_number_of_results():
-    q, k, v = make()
-    assert isinstance(flash_ext.forward(q, k, v), torch.Tensor)
-    out, lse = flash_ext.forward(q, k, v, return_lse=True)
-    assert out.shape == (2, 5, 4, 16) and lse.shape == (2, 4, 5) and lse.dtype == torch.float32
-    out, lse, probs = flash_ext.flash_attn_func(q, k, v, return_attn_probs=True)
-    assert probs is None and lse.shape == (2, 4, 5)
-    out, lse = packed(return_lse=True)
-    assert out.shape == (10, 4, 16) and lse.shape == (4, 10)
-    assert len(packed(return_attn_probs=True)) == 3
+def test_explain_takes_what_forward_takes():
+    forward, explain = (set(inspect.signature(f).parameters) for f in (flash_ext.forward, flash_ext.explain))
+    assert forward <= explain
 
 
 def test_flash_attn_names_agree():
@@ -162,25 +82,6 @@ def test_flash_attn_names_agree():
         flash_ext.flash_attn_qkvpacked_func(torch.randn(2, 6, 2, 4, 16))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_slopes_of_any_float_dtype(dtype):
-    q, k, v = make()
-    slopes = torch.tensor([0.5, 0.25, 1.0, 2.0])
-    expected = flash_ext.forward(q, k, v, alibi_slopes=slopes)
-    assert torch.equal(expected, flash_ext.forward(q, k, v, alibi_slopes=slopes.to(dtype)))
-    assert torch.equal(expected, flash_ext.forward(q, k, v, alibi_slopes=slopes.to(dtype).expand(2, 4)))
-
-
-def test_bias_forms_agree():
-    q, k, v = make()
-    bias = torch.randn(5, 7)
-    expected = flash_ext.forward(q, k, v, attn_bias=bias)
-    for form in (bias[None], bias[None, None], bias.expand(2, 4, 5, 7), bias.t().contiguous().t()):
-        assert torch.equal(expected, flash_ext.forward(q, k, v, attn_bias=form))
-    half = flash_ext.forward(q, k, v, attn_bias=bias.bfloat16())
-    assert torch.allclose(half, expected, atol=0.05)
-
-
 def test_gradient_of_an_expanded_bias_reaches_its_base():
     q, k, v = make()
     base = torch.randn(1, 1, 5, 7, requires_grad=True)
@@ -189,12 +90,6 @@ def test_gradient_of_an_expanded_bias_reaches_its_base():
     expanded, base.grad = base.grad, None
     flash_ext.forward(q, k, v, attn_bias=base).backward(dout)
     assert torch.allclose(expanded, base.grad, atol=1e-5)
-
-
-def test_numbers_of_any_kind():
-    q, k, v = make()
-    expected = flash_ext.forward(q, k, v, softmax_scale=1.0, softcap=2.0, window_size=(3, 2))
-    assert torch.equal(expected, flash_ext.forward(q, k, v, softmax_scale=1, softcap=2, window_size=[3, 2]))
 
 
 def test_float64_on_the_reference_path():
@@ -256,8 +151,10 @@ def test_explain():
     scattered = q.transpose(1, 3).contiguous().transpose(1, 3)
     assert "q is copied" in str(flash_ext.explain(scattered, k, v))
     assert "float8" in str(flash_ext.explain(*(t.to(torch.float8_e4m3fn) for t in (q, k, v))))
-    with pytest.raises(ValueError, match="softcap"):
-        flash_ext.explain(q, k, v, softcap=-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (
+            flash_ext.explain(q, k.bfloat16(), v, return_lse=True).path == "cpu"
+        )  # as forward, whose keywords it takes
 
 
 def test_merge_states():
@@ -269,10 +166,6 @@ def test_merge_states():
     assert (merged[0] == 0).all() and (merged[1] == -math.inf).all()
     huge = flash_ext.merge_states(out, lse + 1e4, out, lse + 1e4)
     assert torch.allclose(huge[0], out, atol=1e-6) and torch.allclose(huge[1], lse + 1e4 + math.log(2), rtol=1e-6)
-    with pytest.raises(ValueError, match="lse_b must have shape"):
-        flash_ext.merge_states(out, lse, out, lse.transpose(1, 2))
-    with pytest.raises(ValueError, match="out_a and out_b"):
-        flash_ext.merge_states(out, lse, out[:, :4], lse)
 
 
 def test_merge_states_has_no_nan_gradients():
@@ -293,14 +186,28 @@ def test_import_leaves_cuda_alone():
 def test_works_after_fork():
     code = """
 import os, torch, flash_ext
-x = torch.randn(1, 8, 2, 16)
-pid = os.fork()
-if pid == 0:
-    flash_ext.forward(x, x, x)
-    os._exit(0)
-assert os.waitpid(pid, 0)[1] == 0
+x = torch.randn(1, 300, 2, 16)
+for used_before in (False, True):
+    if used_before:
+        flash_ext.forward(x, x, x)
+    pid = os.fork()
+    if pid == 0:
+        flash_ext.forward(x, x, x)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_needs_no_numpy():
+    code = """
+import sys
+sys.modules["numpy"] = None
+import torch, flash_ext
+x = torch.randn(1, 8, 2, 16, requires_grad=True)
+flash_ext.forward(x, x, x, causal=True).sum().backward()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
 def test_packed_rows_of_no_sequence():

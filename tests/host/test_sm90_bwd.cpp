@@ -1,5 +1,6 @@
 // The index arithmetic of the Hopper backward.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <random>
 #include <set>
@@ -136,6 +137,19 @@ void test_exact_sum() {
   EXPECT(std::isfinite(ExactSum::of(0.f, 0.f, 1.f, 1).scale(0.f, 0.f)), "nothing to add");
 }
 
+// Bounds are compared as bits: NaN, as arithmetic on the device makes it, is above infinity, and that above numbers.
+void test_key_bounds() {
+  const auto bits = [](float x) { return std::bit_cast<int>(x); };
+  const int in_order[] = {0, bits(1e-30f), bits(1.f), bits(INFINITY), 0x7fffffff};
+  for (int small : in_order)
+    for (int large : in_order) {
+      if (large < small) continue;
+      const KeyBounds a{small, large, small}, b{large, small, large};
+      for (const KeyBounds& c : {a.larger(b), b.larger(a)})
+        EXPECT(c.largest_v == large && c.largest_k == large && c.smallness == large, small, " ", large);
+    }
+}
+
 // Windows bound what a query sees.
 void test_visible_keys() {
   AttnParams p;
@@ -221,6 +235,7 @@ int main() {
   test_preprocess_grid();
   test_order();
   test_exact_sum();
+  test_key_bounds();
   test_visible_keys();
   test_steps();
   test_kept_bits();

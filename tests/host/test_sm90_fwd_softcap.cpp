@@ -26,6 +26,18 @@ void test_error() {
     }
 }
 
+// Whatever softcap: a polynomial serves what it can, and makes no NaN of a score of 0.
+template <class Tanh>
+void test_extremes() {
+  for (float softcap : {1e-30f, 1e-12f, 1e-6f, 1e-4f, 1e6f, 1e30f})
+    for (float softmax_scale : {1e-3f, 0.125f, 1.f, 100.f}) {
+      const auto cap = Softcap<Tanh>::of(softmax_scale / softcap, 1.44f * softcap);
+      const bool serves_zero = 0.f <= cap.max_square;
+      EXPECT(!serves_zero || std::isfinite(cap.factor(0.f)), softcap, " ", softmax_scale);
+      EXPECT(serves_zero || softcap < 1e-2f * softmax_scale, softcap, " ", softmax_scale, " is served");
+    }
+}
+
 void test_args() {
   AttnParams p;
   p.softmax_scale = 0.125f;
@@ -64,6 +76,9 @@ int main() {
   test_error<TanhLine>();
   test_error<TanhShort>();
   test_error<TanhLong>();
+  test_extremes<TanhLine>();
+  test_extremes<TanhShort>();
+  test_extremes<TanhLong>();
   test_args();
   return flash::test::finish("softcap");
 }
