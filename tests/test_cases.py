@@ -1,7 +1,8 @@
-"""Every case of ``cases.py`` on every path."""
+"""Every case of ``cases.py`` and ``behaviours.py`` on every path."""
 
 from __future__ import annotations
 
+import behaviours
 import cases
 import pytest
 
@@ -28,10 +29,10 @@ def check_what_is_served(problem, path: str) -> str:
     return why
 
 
-@pytest.mark.parametrize("name", cases.BEHAVIOURS)
+@pytest.mark.parametrize("name", behaviours.BEHAVIOURS)
 def test_behaviour(name: str, path: str, device: str) -> None:
     try:
         with poison():
-            cases.BEHAVIOURS[name](device)
+            behaviours.BEHAVIOURS[name](device)
     except NotImplementedError as error:
         pytest.skip(str(error))

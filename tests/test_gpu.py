@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from cases import CASES, qkv
+from behaviours import qkv
+from cases import CASES
 
 import flash_ext
 from flash_ext.testing import check
