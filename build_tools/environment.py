@@ -154,6 +154,8 @@ def free_memory(cgroup: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc"
 
 def parallel_jobs(files: int) -> int:
     if wanted := os.environ.get("MAX_JOBS"):
+        if not wanted.strip().isdecimal():
+            raise BuildError(f"MAX_JOBS={wanted} is not a number. Unset it, or set it to the most jobs at once.")
         return max(1, int(wanted))
     cores = len(os.sched_getaffinity(0))
     return max(1, min(cores, free_memory() // MEMORY_PER_JOB, files))

@@ -185,7 +185,12 @@ def load(row_or_key: int | Sequence[int]) -> int:
     """
     module = extension()
     table = module.instances()
-    row = row_or_key if isinstance(row_or_key, int) else table.index(tuple(int(x) for x in row_or_key))
+    row = row_or_key
+    if not isinstance(row, int):
+        key = tuple(int(x) for x in row_or_key)
+        if key not in table:
+            raise ValueError(f"key must be a row of the kernel table, got {key}")
+        row = table.index(key)
     if not 0 <= row < len(table):
         raise ValueError(f"row must be in 0 ... {len(table) - 1}, got {row}")
     if facts() and facts()["contract"] != _build.contract():

@@ -68,6 +68,14 @@ def test_sources_changed_since_the_build(fake_extension):
         jit.load(1)
 
 
+def test_a_row_that_does_not_exist_is_named():
+    rows = jit.extension().instances()
+    with pytest.raises(ValueError, match=rf"row must be in 0 \.\.\. {len(rows) - 1}, got {len(rows)}"):
+        jit.load(len(rows))
+    with pytest.raises(ValueError, match=r"key must be a row of the kernel table, got \(0, 0, 0, 1, 1, 0, 0, 0\)"):
+        jit.load((0, 0, 0, 1, 1, 0, 0, 0))
+
+
 def test_jit_can_be_switched_off(monkeypatch):
     monkeypatch.setenv("FLASH_EXT_JIT", "0")
     assert "FLASH_EXT_JIT=0" in jit._why_no_jit.__wrapped__()
