@@ -85,8 +85,10 @@ def quantize_fp8(
         descale = largest.amax(1) if x.shape[1] else largest.new_zeros(x.shape[0], num_heads_kv)
     else:
         batch = cu_seqlens.numel() - 1
-        segment = _segment_of_rows(x.shape[0], cu_seqlens)[:, None].expand(-1, num_heads_kv)
-        descale = largest.new_zeros(batch, num_heads_kv).scatter_reduce(0, segment, largest, "amax")
+        descale = largest.new_zeros(batch, num_heads_kv)
+        if batch:
+            segment = _segment_of_rows(x.shape[0], cu_seqlens)[:, None].expand(-1, num_heads_kv)
+            descale = descale.scatter_reduce(0, segment, largest, "amax")
     descale = (descale / _LARGEST).where(descale > 0, 1.0)
     return (groups / _of_rows(descale, x, cu_seqlens)[..., None, None]).flatten(-3, -2).to(FLOAT8), descale
 
@@ -113,7 +115,11 @@ def _segment_of_rows(total: int, cu_seqlens: Tensor) -> Tensor:
 
 def _of_rows(descale: Tensor, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """descale (batch, heads) for every row of x: (batch, 1, heads) or (total, heads)."""
-    return descale[:, None] if cu_seqlens is None else descale[_segment_of_rows(x.shape[0], cu_seqlens)]
+    if cu_seqlens is None:
+        return descale[:, None]
+    if descale.shape[0] == 0:  # rows, but no sequence
+        return descale.new_ones(x.shape[0], descale.shape[1])
+    return descale[_segment_of_rows(x.shape[0], cu_seqlens)]
 
 
 def dequantise(tensors: Sequence[Tensor], descales: Sequence[Tensor | None], extras: Extras) -> list[Tensor]:

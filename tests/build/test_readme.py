@@ -1,4 +1,8 @@
-"""The README's table of kernels is the table in csrc/instances.h, and it shows the plots that exist."""
+"""What the README says: its table of kernels is that of csrc/instances.h, plots and links exist, its example runs."""
+
+import re
+
+import pytest
 
 from build_tools import readme
 from flash_ext import jit
@@ -22,3 +26,19 @@ def test_only_recorded_plots_are_shown(tmp_path):
 def test_readme_is_current():
     current = readme.current_readme(jit.extension().instances())
     assert readme.README.read_text() == current, "run: make format"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(name):
+    text = (readme.ROOT / name).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    assert [link for link in links if not (readme.ROOT / link).exists()] == []
+
+
+def test_the_example_runs():
+    example = re.search(r"```python\n(.*?)```", readme.README.read_text(), re.DOTALL)[1]
+    small = example.replace("2, 4096, 16, 128", "1, 40, 2, 16").replace('"cuda"', '"cpu"')
+    assert small != example
+    values = {}
+    exec(small, values)
+    assert values["q"].grad.shape == values["q"].shape and values["lse"].shape == (1, 2, 40)

@@ -54,6 +54,14 @@ def test_zeros_and_no_rows():
         assert x8.shape == x.shape and torch.equal(descale, torch.ones(2, 2))
 
 
+def test_rows_of_no_sequence():
+    none = torch.zeros(1, dtype=torch.int32)
+    x8, descale = flash_ext.quantize_fp8(torch.randn(5, 2, 32), cu_seqlens=none)
+    assert x8.shape == (5, 2, 32) and descale.shape == (0, 2)
+    out = flash_ext.flash_attn_varlen_func(x8, x8, x8, none, none, 0, 0, q_descale=descale, v_descale=descale)
+    assert (out == 0).all()
+
+
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 192, 256])
 def test_rotation_is_orthogonal(head_dim: int):
     rotation = _rotated(torch.eye(head_dim))
