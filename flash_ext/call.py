@@ -17,6 +17,7 @@ from .dispatch import DType
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
 FLOAT8 = torch.float8_e4m3fn
 _UNBOUNDED = 2**31 - 1  # a window bound this large cuts nothing in any tensor
+_TOO_LONG = 2**30  # rows and window bounds are added in 32 bits
 _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which kernels take numbers
 _SOFTCAPS = (1e-30, 1e30)  # kernels divide by softcap: what lies beyond would overflow
 _DENSE = ("(batch, seqlen_q, num_heads, head_dim)", "(batch, seqlen_k, num_heads_kv, head_dim)")
@@ -128,9 +129,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, packed: bool, path: str) -> 
         raise ValueError(
             f"q's num_heads must be a positive multiple of k's num_heads_kv, got {num_heads} and {num_heads_kv}"
         )
-    for name, t in (("q", q), ("k", k)):
-        if any(size > _UNBOUNDED for size in t.shape):
-            raise ValueError(f"{name} must have sizes below 2**31, got {tuple(t.shape)}")
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if any(size >= _TOO_LONG for size in t.shape):
+            raise ValueError(f"{name} must have sizes below 2**30, got {tuple(t.shape)}")
 
 
 def check_starts(name: str, t: Tensor, of: str, rows: Tensor) -> int:

@@ -13,6 +13,9 @@
 
 namespace flash::cpu {
 
+// Tiles count their elements in 32 bits, and a worker of a backward holds eight of them.
+inline constexpr int kMaxHeadDim = 1 << 18;
+
 inline void check(const AttnParams& p, int threads) {
   FLASH_CHECK_ARG(threads >= 1, "threads must be at least 1, got ", threads);
   FLASH_CHECK_ARG(p.dtype == DType::kF32 || p.dtype == DType::kF16 || p.dtype == DType::kBF16,
@@ -20,7 +23,8 @@ inline void check(const AttnParams& p, int threads) {
   FLASH_CHECK_ARG(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0,
                   "batch, seqlen_q and seqlen_k must not be negative, got ", p.batch, ", ", p.seqlen_q, ", ",
                   p.seqlen_k);
-  FLASH_CHECK_ARG(p.head_dim >= 1 && p.head_dim_v >= 1, "head_dim and head_dim_v must be at least 1, got ", p.head_dim,
+  FLASH_CHECK_ARG(p.head_dim >= 1 && p.head_dim_v >= 1 && p.head_dim <= kMaxHeadDim && p.head_dim_v <= kMaxHeadDim,
+                  "head_dim and head_dim_v must be between 1 and ", kMaxHeadDim, " on the CPU, got ", p.head_dim,
                   " and ", p.head_dim_v);
   FLASH_CHECK_ARG(p.num_heads >= 0 && p.num_heads_kv >= 1 && p.num_heads % p.num_heads_kv == 0,
                   "num_heads must be a multiple of num_heads_kv, got ", p.num_heads, " and ", p.num_heads_kv);

@@ -105,6 +105,17 @@ def test_bad_float8_argument_is_named(function, error, words, change):
         call_with(function, {"q": q, "k": k, "v": v} | change)
 
 
+def test_sizes_beyond_what_indices_hold_are_named():
+    one, many = torch.zeros(1, 1, 1, 1), torch.zeros(1, 1, 1, 1).expand(1, 2**30, 1, 1)
+    with pytest.raises(ValueError, match="q must have sizes below 2\\*\\*30"):
+        flash_ext.forward(many, one, one)
+    with pytest.raises(ValueError, match="k must have sizes below 2\\*\\*30"):
+        flash_ext.forward(one, many, many)
+    wide = torch.zeros(1, 1, 1, 2**18 + 1)
+    with flash_ext.use_path("cpu"), pytest.raises(ValueError, match="head_dim and head_dim_v must be between 1 and"):
+        flash_ext.forward(wide, wide, one)
+
+
 def test_a_bad_argument_is_named_in_compiled_calls():
     q, k, v = make()
     function = torch.compile(lambda q: flash_ext.forward(q, k, v, softcap=-1.0), backend="eager", fullgraph=True)
