@@ -40,6 +40,7 @@ const Launchers& row_for(int row, bool forward, const AttnParams& params) {
   const Key& key = kInstances[row];
   FLASH_CHECK_ARG(forward == (key.pass == Pass::kFwd), "kernel '", to_string(key), "' is no ",
                   forward ? "forward" : "backward");
+  check_params(params);
   const Key call = key_of(key.pass, key.arch, params);
   FLASH_CHECK_ARG(serves(key, call), "kernel '", to_string(key), "' does not serve '", to_string(call),
                   "'; the table has:", table_of(call));
@@ -54,6 +55,20 @@ std::string to_string(const Key& key) {
   if (key.head_dim_v != key.head_dim) dims += "/" + std::to_string(key.head_dim_v);
   return message(name(key.pass), " ", name(key.arch), " ", name(key.dtype), " ", dims, " ", name(key.mask), " ",
                  name(key.layout), " ", name(key.variant));
+}
+
+void check_params(const AttnParams& p) {
+  FLASH_CHECK_ARG(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0,
+                  "batch, seqlen_q and seqlen_k must not be negative, got ", p.batch, ", ", p.seqlen_q, ", ",
+                  p.seqlen_k);
+  FLASH_CHECK_ARG(p.head_dim >= 1 && p.head_dim_v >= 1, "head_dim and head_dim_v must be at least 1, got ", p.head_dim,
+                  " and ", p.head_dim_v);
+  FLASH_CHECK_ARG(p.num_heads >= 0 && p.num_heads_kv >= 1 && p.num_heads % p.num_heads_kv == 0,
+                  "num_heads must be a multiple of num_heads_kv, got ", p.num_heads, " and ", p.num_heads_kv);
+  FLASH_CHECK_ARG(p.window_left >= -1 && p.window_right >= -1, "window_size must be -1 or more, got (", p.window_left,
+                  ", ", p.window_right, ")");
+  FLASH_CHECK_ARG(p.dropout_p >= 0.f && p.dropout_p < 1.f, "dropout_p must be in [0, 1), got ", p.dropout_p);
+  FLASH_CHECK_ARG(p.dropout_p == 0.f || p.rng_state != nullptr, "dropout needs rng_state");
 }
 
 Key key_of(Pass pass, Arch arch, const AttnParams& p) {

@@ -14,6 +14,9 @@ int find_row(const Key& call);
 // "fwd sm90 bf16 128 causal dense plain"
 std::string to_string(const Key& key);
 
+// Throws std::invalid_argument where sizes and numbers of a call make no sense. Whatever runs one below does so first.
+void check_params(const AttnParams& params);
+
 // What a call asks of the table on this architecture.
 Key key_of(Pass pass, Arch arch, const AttnParams& params);
 

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "../api.h"
 #include "../attn/seqlen.h"
 #include "../check.h"
 #include "../params.h"
@@ -20,18 +21,9 @@ inline void check(const AttnParams& p, int threads) {
   FLASH_CHECK_ARG(threads >= 1, "threads must be at least 1, got ", threads);
   FLASH_CHECK_ARG(p.dtype == DType::kF32 || p.dtype == DType::kF16 || p.dtype == DType::kBF16,
                   "dtype must be fp32, fp16 or bf16 on the CPU");
-  FLASH_CHECK_ARG(p.batch >= 0 && p.seqlen_q >= 0 && p.seqlen_k >= 0,
-                  "batch, seqlen_q and seqlen_k must not be negative, got ", p.batch, ", ", p.seqlen_q, ", ",
-                  p.seqlen_k);
-  FLASH_CHECK_ARG(p.head_dim >= 1 && p.head_dim_v >= 1 && p.head_dim <= kMaxHeadDim && p.head_dim_v <= kMaxHeadDim,
-                  "head_dim and head_dim_v must be between 1 and ", kMaxHeadDim, " on the CPU, got ", p.head_dim,
-                  " and ", p.head_dim_v);
-  FLASH_CHECK_ARG(p.num_heads >= 0 && p.num_heads_kv >= 1 && p.num_heads % p.num_heads_kv == 0,
-                  "num_heads must be a multiple of num_heads_kv, got ", p.num_heads, " and ", p.num_heads_kv);
-  FLASH_CHECK_ARG(p.window_left >= -1 && p.window_right >= -1, "window_size must be -1 or more, got (", p.window_left,
-                  ", ", p.window_right, ")");
-  FLASH_CHECK_ARG(p.dropout_p >= 0.f && p.dropout_p < 1.f, "dropout_p must be in [0, 1), got ", p.dropout_p);
-  FLASH_CHECK_ARG(p.dropout_p == 0.f || p.rng_state != nullptr, "dropout needs rng_state");
+  check_params(p);
+  FLASH_CHECK_ARG(p.head_dim <= kMaxHeadDim && p.head_dim_v <= kMaxHeadDim, "head_dim and head_dim_v must be at most ",
+                  kMaxHeadDim, " on the CPU, got ", p.head_dim, " and ", p.head_dim_v);
 }
 
 // Starting a thread costs about as much as this many multiply-adds.

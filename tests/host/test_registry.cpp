@@ -1,6 +1,8 @@
 // registry.h and the errors of api.h: what is registered runs, what is not says so.
 #include "registry.h"
 
+#include <utility>
+
 #include "api.h"
 #include "expect.h"
 
@@ -71,6 +73,13 @@ void test_errors() {
          "names the call and the rows there are: ", too_large);
   EXPECT(contains(error(row_of(Pass::kFwd, 128), 100), "not in this build"), error(row_of(Pass::kFwd, 128), 100));
   EXPECT(contains(error(row_of(Pass::kBwd, 64), 64), "is no forward"), error(row_of(Pass::kBwd, 64), 64));
+  FwdParams no_heads = params<FwdParams>(64), window = no_heads;
+  no_heads.num_heads_kv = 0;
+  window.window_left = -2;
+  for (const auto& [p, words] : {std::pair(no_heads, "num_heads_kv"), std::pair(window, "window_size")}) {
+    const std::string what = error_of<std::invalid_argument>([&] { fwd(row_of(Pass::kFwd, 64), p, nullptr); });
+    EXPECT(contains(what, words), what);
+  }
   EXPECT(contains(error_of<std::invalid_argument>([] { override_row(-1, "x.so"); }), "not in the table"), "override");
 }
 
