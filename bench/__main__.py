@@ -48,6 +48,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     for library in options.libraries or ():
         if library not in libraries.LIBRARIES:
             parser.error(f"library must be of {', '.join(libraries.LIBRARIES)}, got {library}")
+    if not any(select(options, work) for work in options.work):
+        known = sorted({case.case for work in options.work for case in cases.ALL[work]})
+        parser.error(f"no case is left: {' '.join(options.work)} has --case {' '.join(known)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device; --device cpu times the CPU path")
     if options.quick:

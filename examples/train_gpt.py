@@ -150,6 +150,8 @@ def main() -> None:
     parser.add_argument("--context-steps", type=int, default=6, help="steps at each of them")
     parser.add_argument("--out", type=Path, default=Path("runs/train_gpt"))
     options = parser.parse_args()
+    if min(options.steps or 1, options.context_steps, *(options.contexts or ())) < 1:
+        parser.error("--steps, --context-steps and --contexts must be positive")
 
     setup = setup_for(torch.device(options.device))
     setup.steps = options.steps or setup.steps

@@ -119,6 +119,10 @@ def test_unknown_names_are_refused(capsys):
         with pytest.raises(SystemExit):
             command.parse(arguments)
     assert "nonsense" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command.parse(["fwd", "--device", "cpu", "--case", "nothing"])
+    assert "no case is left: fwd has --case cross" in capsys.readouterr().err
+    assert command.parse(["fwd", "fp8", "--device", "cpu", "--case", "gqa"])  # one of them has it
 
 
 def test_unsupported_libraries_say_so():
