@@ -112,6 +112,9 @@ def _bias_of_segment(attn_bias: Tensor | None, b: int, seqlen_q: int, seqlen_k: 
     return bias[..., :seqlen_k] if bias.shape[3] > 1 else bias
 
 
+_DERIVED_BY = [0, 0xC8B2B839, 0xCB4E4786, 0xB965C7AF]  # Dropout::factor
+
+
 def dropout_mask(
     dropout_p: float, rng_state: Tensor, heads: int, seqlen_q: int, seqlen_k: int, first_head: int = 0
 ) -> tuple[Tensor, float]:
@@ -121,12 +124,12 @@ def dropout_mask(
     col = torch.arange(seqlen_k, device=rng_state.device)
     row = torch.arange(seqlen_q, device=rng_state.device)[:, None]
     head = torch.arange(first_head, first_head + heads, device=rng_state.device)[:, None, None]
-    calls = (seqlen_k + 63) // 64 * 4  # of Philox, each for sixteen columns
-    words = torch.cat(_philox(seed, row, torch.arange(calls, device=rng_state.device), head, offset), dim=-1)
-    word = words[..., (col // 8) % 4 * calls + (col // 64) * 4 + (col // 2) % 4]  # (heads, seqlen_q, seqlen_k)
-    bits = word >> (16 * (col % 2))
-    exchanged = (bits & 0xFF) << 8 | (bits >> 8 & 0xFF)
-    random = torch.where((col // 32) % 2 == 0, bits, exchanged) & 0x7FFF
+    calls = (seqlen_k + 63) // 64 * 4  # of Philox, each for sixteen columns of two rows
+    words = torch.cat(_philox(seed, row & ~8, torch.arange(calls, device=rng_state.device), head, offset), dim=-1)
+    call, word, derived = (col // 64) * 4 + (col // 2) % 4, (col // 8) % 4, (row // 8) % 2 * 2 + (col // 32) % 2
+    factor = torch.tensor(_DERIVED_BY, device=rng_state.device)[derived]  # (seqlen_q, seqlen_k)
+    added = words.take_along_dim(((word + derived) % 4 * calls + call)[None], dim=-1)  # (heads, seqlen_q, seqlen_k)
+    random = (words[..., word * calls + call] * factor + added) >> (16 * (col % 2)) & 0x7FFF
     return random >= int(p * 32768 + 0.5), 1.0 / (1.0 - p)
 
 

@@ -28,7 +28,13 @@ struct Philox {
     }
   };
 
-  // Number `i` of the rounds. Who works on two counters at once hides the latency of the products.
+  // Selected: an index that is known at run time only would put the words into memory.
+  FLASH_HD uint32_t pick(uint32_t i) const {
+    const uint32_t front = i == 0 ? word[0] : word[1], back = i == 2 ? word[2] : word[3];
+    return i < 2 ? front : back;
+  }
+
+  // Number `i` of the rounds.
   FLASH_HD void round(uint64_t key, uint32_t i) { round(RoundKey::of(key, i)); }
   FLASH_HD void round(const RoundKey& key) {
     const uint64_t a = product(kFirst, word[0]), b = product(kSecond, word[2]);
@@ -67,27 +73,26 @@ struct PhiloxRow {
     row.after_c2 = x.word[2], row.after_c3 = x.word[3];
     return row;
   }
-  // The first product that c1 has a part in. It is the same for all rows of a head, whose c0 differ.
-  FLASH_HD uint64_t first_product(uint32_t c1) const { return Philox::product(Philox::kFirst, before_c0 ^ c1); }
   // Counts from c1 on: at() takes what is above its highest bit.
   FLASH_HD PhiloxRow from(uint32_t c1) const {
     PhiloxRow row = *this;
     row.before_c0 ^= c1;
     return row;
   }
-  FLASH_HD Philox at(uint32_t c1) const {
-    Philox::RoundKey keys[kOwnRounds];
-    for (int i = 0; i < kOwnRounds; i++) keys[i] = own_key(i);
-    return of_first_product(first_product(c1), keys);
-  }
   // Of the rounds that are left for every c1.
   static constexpr int kOwnRounds = Philox::kRounds - 3;
   FLASH_HD Philox::RoundKey own_key(int i) const { return Philox::RoundKey::of(key, i + 3); }
-  FLASH_HD Philox of_first_product(uint64_t a, const Philox::RoundKey (&keys)[kOwnRounds]) const {
+  FLASH_HD Philox at(uint32_t c1, const Philox::RoundKey (&keys)[kOwnRounds]) const {
+    const uint64_t a = Philox::product(Philox::kFirst, before_c0 ^ c1);
     const uint64_t b = Philox::product(Philox::kSecond, high(a) ^ before_c2);
     Philox x{{high(b) ^ after_c0, low(b), low(a) ^ after_c2, after_c3}};
     for (int i = 0; i < kOwnRounds; i++) x.round(keys[i]);
     return x;
+  }
+  FLASH_HD Philox at(uint32_t c1) const {
+    Philox::RoundKey keys[kOwnRounds];
+    for (int i = 0; i < kOwnRounds; i++) keys[i] = own_key(i);
+    return at(c1, keys);
   }
 
  private:
@@ -105,43 +110,41 @@ struct Dropout {
   }
   FLASH_HD static uint32_t threshold_of(float p) { return uint32_t(p * 32768.f + 0.5f); }
 
-  // One call serves sixteen columns of a row: with q = lane % 4, the columns 64g + 8i + 2q + {0, 1}, i = 0..7. That is
-  // what one thread owns of a row in the accumulator fragment of mma and wgmma. `head` counts batch * num_heads + head.
+  // One call serves sixteen columns of two rows, `row` and the one that differs in bit 3: with q = lane % 4, the
+  // columns 64g + 8i + 2q + {0, 1}, i = 0..7. That is what one thread owns of a tile of 16 x 64 in the accumulator
+  // fragments of mma and wgmma. `head` counts batch * num_heads + head.
   FLASH_HD Philox draw(uint32_t head, uint32_t row, uint32_t col) const {
-    return Philox::at(seed, row, counter(col), head, uint32_t(offset));
-  }
-  // Of rows `row` and `row + 1`.
-  FLASH_HD void draw_two(uint32_t head, uint32_t row, uint32_t col, Philox (&x)[2]) const {
-    for (uint32_t r = 0; r < 2; r++) x[r] = {{row + r, counter(col), head, uint32_t(offset)}};
-    for (uint32_t i = 0; i < Philox::kRounds; i++)
-      for (int r = 0; r < 2; r++) x[r].round(seed, i);
+    return Philox::at(seed, row & ~8u, counter(col), head, uint32_t(offset));
   }
   // The same as of_row(head, row).at(counter(col)), for many columns of a row.
   FLASH_HD PhiloxRow of_row(uint32_t head, uint32_t row) const {
-    return PhiloxRow::of(seed, row, head, uint32_t(offset));
+    return PhiloxRow::of(seed, row & ~8u, head, uint32_t(offset));
   }
   FLASH_HD static uint32_t counter(uint32_t col) { return (col / 64) * 4 + (col / 2) % 4; }
-  // The random bits of columns col and col + 1, col even, in one word. Columns 32 further on have the same with the
-  // bytes of each half exchanged: the leading byte decides for all but one in 128 of the entries, so that each has bits
-  // of its own, while p holds to 2^-16. What the few others share correlates two such entries by less than 0.01.
-  FLASH_HD static uint32_t word(const Philox& random, uint32_t col) {
-    const uint32_t own = random.word[(col / 8) % 4];
-    return (col / 32) % 2 == 0 ? own : exchange_bytes(own);
+
+  // The random bits of columns col and col + 1 of a row, col even, in one word. A call serves sixteen such: its own
+  // four and, modulo 2^32, twelve sums of two of these, one of them with a factor.
+  //
+  // Any two of the sixteen are as independent as two of the call, since a minor of their factors is odd; or is 2 modulo
+  // 4, and then all but their lowest bits are. So any two entries of a matrix are dropped independently. More than two
+  // are not, exactly: w, x and w * factor + x are related. The factors are chosen so that |a b c| > 14000 in every
+  // a w + b x + c y = 0 modulo 2^15, which is about the lower halves (> 8e8 modulo 2^31), and no three entries are
+  // correlated by more than 2e-4; tests/host/test_dropout.cpp counts threes and fours.
+  FLASH_HD static uint32_t word(const Philox& random, uint32_t row, uint32_t col) {
+    const uint32_t i = col / 8 % 4, set = row / 8 % 2 * 2 + col / 32 % 2;
+    return factor(set) * random.pick(i) + random.pick((i + set) % 4);
   }
-  FLASH_HD static uint32_t exchange_bytes(uint32_t x) {
-#ifdef __CUDA_ARCH__
-    return __byte_perm(x, 0, 0x2301);
-#else
-    return (x & 0x00FF00FFu) << 8 | (x >> 8 & 0x00FF00FFu);
-#endif
+  FLASH_HD static uint32_t factor(uint32_t set) {
+    return set == 0 ? 0 : set == 1 ? 0xC8B2B839u : set == 2 ? 0xCB4E4786u : 0xB965C7AFu;
   }
+
   // 15 bits of every 16: the spare one takes the carry where two entries are compared in one register.
-  FLASH_HD bool keep(const Philox& random, uint32_t col) const {
-    return ((word(random, col) >> (16 * (col % 2))) & 0x7FFFu) >= threshold;
+  FLASH_HD bool keep(const Philox& random, uint32_t row, uint32_t col) const {
+    return ((word(random, row, col) >> (16 * (col % 2))) & 0x7FFFu) >= threshold;
   }
   // Two neighbouring columns at once, from their word: bits 15 and 31 are set where an entry is kept.
   FLASH_HD uint32_t kept_signs(uint32_t word) const { return (word | 0x80008000u) - threshold * 0x10001u; }
-  FLASH_HD bool keep(uint32_t head, uint32_t row, uint32_t col) const { return keep(draw(head, row, col), col); }
+  FLASH_HD bool keep(uint32_t head, uint32_t row, uint32_t col) const { return keep(draw(head, row, col), row, col); }
 };
 
 }  // namespace flash

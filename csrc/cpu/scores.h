@@ -66,7 +66,7 @@ inline void apply_dropout(const AttnParams& p, int batch_index, int head, const 
       const uint32_t col = s.col0 + j;
       if (j % 64 == 0)
         for (uint32_t q = 0; q < 4; q++) random[q] = dropout.draw(matrix, s.row0 + i, col + 2 * q);
-      s.at(i, j) *= dropout.keep(random[col / 2 % 4], col) ? dropout.scale : 0.f;
+      s.at(i, j) *= dropout.keep(random[col / 2 % 4], s.row0 + i, col) ? dropout.scale : 0.f;
     }
   }
 }

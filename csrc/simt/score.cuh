@@ -100,7 +100,7 @@ __device__ __forceinline__ uint32_t kept_bits(const Head& head, const Place<Math
   for (int c0 = 0; c0 < kC; c0 += kShared) {
     const Philox random = head.dropout.draw(head.index, at.i(r, c0), at.j(r, c0));
 #pragma unroll
-    for (int c = c0; c < c0 + kShared; c++) bits |= uint32_t(head.dropout.keep(random, at.j(r, c))) << c;
+    for (int c = c0; c < c0 + kShared; c++) bits |= uint32_t(head.dropout.keep(random, at.i(r, c), at.j(r, c))) << c;
   }
   return bits;
 }

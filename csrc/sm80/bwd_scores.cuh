@@ -69,6 +69,8 @@ struct BwdScores {
   __device__ __forceinline__ void probabilities_general(float (&acc_s)[kRowTiles][kSubM / 8][4],
                                                         float (&acc_dp)[kRowTiles][kSubM / 8][4], uint32_t stats,
                                                         const General<T>& general, int row0) const {
+    static_assert(kSubM % 16 == 0);
+    uint32_t kept = 0;  // of two column tiles
 #pragma unroll
     for (int n = 0; n < kSubM / 8; n++) {
       const float2 lse = stats_at(stats, n), delta = stats_at(stats + 4 * kBlockM, n);
@@ -81,7 +83,10 @@ struct BwdScores {
         p[m][i] = score > -INFINITY ? exp2_approx((score - (i % 2 == 0 ? lse.x : lse.y)) * kLog2e) : 0.f;
         acc_s[m][n][i] = p[m][i];
       });
-      if (general.drops()) drop(acc_s, acc_dp, n, row0, general);
+      if (general.drops()) {
+        if (n % 2 == 0) kept = draw_kept(n, row0, general);
+        drop(acc_s, acc_dp, n, kept, general.keep_scale());
+      }
       for_each(n, row0, [&](int m, int i, int, int) {
         acc_dp[m][n][i] = p[m][i] * (acc_dp[m][n][i] - (i % 2 == 0 ? delta.x : delta.y)) * slope[m][i];
       });
@@ -124,22 +129,35 @@ struct BwdScores {
       for_each(n, row0, [&](int m, int i, int row, int key) { x[m][i] += general.bias(row, key); });
   }
 
-  __device__ __forceinline__ void drop(float (&acc_s)[kRowTiles][kSubM / 8][4],
-                                       float (&acc_dp)[kRowTiles][kSubM / 8][4], int n, int row0,
-                                       const General<T>& general) const {
+  // Which of the lane's elements of column tiles n and n + 1 dropout keeps, n even. One draw serves all keys of a
+  // query, which lie in one group of 64, and the query 8 further on.
+  __device__ __forceinline__ static int kept_bit(int m, int n, int i) { return 8 * m + n % 2 * 4 + i; }
+  __device__ __forceinline__ uint32_t draw_kept(int n, int row0, const General<T>& general) const {
+    uint32_t kept = 0;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      // One draw serves all the lane's keys: they lie in one group of 64.
       const Philox random = general.draw(row0 + query_of(n) + i, key_of(0, 0));
 #pragma unroll
       for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const float kept = general.keep(random, key_of(m, half)) ? general.keep_scale() : 0.f;
-          acc_s[m][n][2 * half + i] *= kept;
-          acc_dp[m][n][2 * half + i] *= kept;
+        for (int x = 0; x < 4; x++) {
+          const int tile = x / 2, half = x % 2;
+          kept |= uint32_t(general.keep(random, 8 * tile, key_of(m, half))) << kept_bit(m, tile, 2 * half + i);
         }
     }
+    return kept;
+  }
+  __device__ __forceinline__ static void drop(float (&acc_s)[kRowTiles][kSubM / 8][4],
+                                              float (&acc_dp)[kRowTiles][kSubM / 8][4], int n, uint32_t kept,
+                                              float scale) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float factor = kept >> kept_bit(m, n, i) & 1 ? scale : 0.f;
+        acc_s[m][n][i] *= factor;
+        acc_dp[m][n][i] *= factor;
+      }
   }
 };
 

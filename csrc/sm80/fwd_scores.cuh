@@ -47,18 +47,19 @@ struct FwdScores {
       }
   }
 
-  // Which of the lane's columns dropout keeps, as in lane_columns. One draw serves 64 columns of a row.
+  // Which of the lane's columns dropout keeps, as in lane_columns. One draw serves 64 columns of both rows.
   __device__ __forceinline__ void draw_kept(uint32_t (&kept)[kRowTiles][2], const General<T>& general) const {
     static_assert(64 % (8 * kColTiles) == 0);
 #pragma unroll
-    for (int m = 0; m < kRowTiles; m++)
+    for (int m = 0; m < kRowTiles; m++) {
+      const Philox random = general.draw(row_of(m, 0), col_of(0));
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        const Philox random = general.draw(row_of(m, h), col_of(0));
         kept[m][h] = 0;
 #pragma unroll
-        for (int n = 0; n < kColTiles; n++) kept[m][h] |= general.kept_pair(random, col0 + 8 * n) << (2 * n);
+        for (int n = 0; n < kColTiles; n++) kept[m][h] |= general.kept_pair(random, 8 * h, col0 + 8 * n) << (2 * n);
       }
+    }
   }
 
   // q.k becomes the score, in natural units. Each option in a loop of its own, so that those that are off cost nothing.

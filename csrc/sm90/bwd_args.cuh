@@ -48,16 +48,13 @@ struct BwdTraits {
   static constexpr int kStages = kTile.stages - kMayBias, kKvStages = kTile.kv_stages;
   static constexpr int kDsStages = kMayBias ? 2 : kTile.ds_stages;
   static constexpr int kMainWarpgroups = kBlockN / 64;
-  // The warps that make dropout's bits need registers to have two calls of the generator under way.
-  static constexpr int kLent = kMayDrop && kHeadDim <= 64 ? 8 : 0;
-  static constexpr int kRegistersMain = kTile.registers_main - kLent;
-  static constexpr int kRegistersProducer = kTile.registers_producer + 2 * kLent;
+  static constexpr int kRegistersMain = kTile.registers_main, kRegistersProducer = kTile.registers_producer;
   static constexpr int kMainWarps = 4 * kMainWarpgroups;
   static constexpr int kThreads = 128 * (kMainWarpgroups + 2);
   static constexpr int kPanels = ceil_div(kHeadDim, 64);  // of 64 columns: what one copy brings
-  static constexpr bool kJoint = kTile.joint, kKvInRegisters = kTile.kv_in_registers && !kMayDrop;
-  // Delta before the wait for dP. Where P is unpacked from fp16, or signs of dropout are, there are no registers for
-  // it.
+  static constexpr bool kJoint = kTile.joint,
+                        kKvInRegisters = kTile.kv_in_registers && (!kMayDrop || kOption == Option::kDropout);
+  // Delta before the wait for dP. Where P is unpacked from fp16, or dropout's bits are, there are no registers for it.
   static constexpr bool kDeltaEarly = kJoint || (kDType == DType::kBF16 && !kMayDrop);
 
   static constexpr int kKvBytes = kPanels * kBlockN * 128;
@@ -126,7 +123,7 @@ __device__ __forceinline__ uint32_t phase_of(int index) {
 //   kv_full      1 + bytes of K and V                  main and dQ warpgroups                   parity 0
 //   kv_empty     every main and dQ warp                key loader                               parity 1
 //   full         1 + bytes of Q, dO, stats, bias;      main warpgroups                          parity 0
-//                with dropout 4 warps with its bits
+//                with dropout 2 helpers
 //   empty        every main warp                       producer warpgroup                       parity 1
 //   ds_full      every main warp                       dQ warpgroup, helpers                    parity 0
 //   ds_empty     every dQ warp, 2 helpers, if they     main warpgroups                          parity 1

@@ -104,9 +104,9 @@ struct MainWarpgroup {
   template <bool kMasked>
   __device__ __forceinline__ void make_ds(const Scores& acc_s, const Fragments& p, const Scores& acc_dp, Fragments& ds,
                                           const Stats& delta) {
-    const float dropout_scale = Traits::kMayDrop ? 1.f / (1.f - args.p.dropout_p) : 1.f;
+    const EntriesOf<Traits::kMayDrop> entries(args.p, smem.kept(stage, warpgroup));
     uint32_t factors[4];  // of 16 queries
-    score_gradients<T, Traits::kMayDrop, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
+    score_gradients<T, kMasked>(acc_dp, ds, delta, entries, [&](int i) {
       if constexpr (Traits::kJoint) {
         return float2{acc_s[i], acc_s[i + 1]};
       } else if constexpr (kFactorInSlot) {

@@ -82,8 +82,8 @@ class GeneralScores {
   const BwdBlock& block;
   const int head, key, first_query;  // of all heads; of this thread's first entry
   const uint32_t bias_row;           // this lane's row in the copied tile of bias, as transposed_address has it
-  const uint32_t kept;               // bwd_kept.cuh
-  float slope = 0.f, ahead = 0.f;    // ALiBi; of the first entry's diagonal over its key
+  const EntriesOf<Has::template kMay<Option::kDropout>> entries;
+  float slope = 0.f, ahead = 0.f;  // ALiBi; of the first entry's diagonal over its key
 
  public:
   // bias, kept: of the warpgroup, where there are such.
@@ -96,14 +96,14 @@ class GeneralScores {
         key(key),
         first_query(first_query),
         bias_row(bias),
-        kept(Has::dropout(args.p) ? kept_bits(kept) : ~0u) {
+        entries(args.p, kept) {
     if (!Has::alibi(p)) return;
     slope = p.alibi_slopes[block.batch * p.alibi_batch_stride + head] * (Has::kNatural ? 1.f : kLog2e);
     ahead = float(block.band.diagonal(first_query) - key);
   }
 
-  // Entries of 16 queries, number `chunk` of the tile. s: S in; P times d score / d S out, negative where dropped.
-  // Returns P, 0 where dropped, as the A operand of dV.
+  // Entries of 16 queries, number `chunk` of the tile. s: S in; P times d score / d S out. Returns P, 0 where dropped,
+  // as the A operand of dV.
   template <bool kMasked, int kGroups>
   __device__ __forceinline__ void exponentials(float* s, uint32_t (&probabilities)[4], const QueryStats<kGroups>& lse,
                                                const VisibleQueries& visible, int chunk) const {
@@ -146,14 +146,10 @@ class GeneralScores {
         derivative[e] = seen ? derivative[e] : 0.f;
       }
       s[e] = Has::template kMay<Option::kSoftcap> ? x[e] * derivative[e] : x[e];
-      if constexpr (Has::template kMay<Option::kDropout>) {
-        const bool is_kept = kept & kept_bit(8 * chunk + e);
-        x[e] = is_kept ? x[e] : 0.f;
-        s[e] = is_kept ? s[e] : -s[e];
-      }
     }
 #pragma unroll
-    for (int e = 0; e < 8; e += 2) probabilities[e / 2] = pack2<T>(x[e], x[e + 1]);
+    for (int e = 0; e < 8; e += 2)
+      probabilities[e / 2] = pack2<T>(x[e], x[e + 1]) & entries.mask_of_pair(8 * chunk + e);
   }
 
   // What exponentials() left in s, to the rows of these 16 queries in a tile (transposed_address).

@@ -2,50 +2,78 @@
 // shared memory as one word per thread of the main warpgroup that uses them.
 #pragma once
 
-#include "../attn/dropout.h"
 #include "bwd_args.cuh"
+#include "kept_masks.cuh"
 
 namespace flash::sm90 {
 
-// This thread's word.
-__device__ __forceinline__ uint32_t kept_bits(uint32_t words) {
-  uint32_t word;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(words + threadIdx.x % 128 * 4));
-  return word;
-}
+// What a thread of a main warpgroup needs to know of its entries acc[i].
+class KeptEntries {
+  uint32_t word_;  // its bits
+  float scale_;    // of kept entries
 
-// By a warp; the places are bwd_layout.h's. kParts warps share the queries: part 0 makes the upper bits of all words.
-template <int kParts>
+ public:
+  // words: in shared memory
+  __device__ __forceinline__ KeptEntries(const AttnParams& p, uint32_t words)
+      : word_(~0u), scale_(1.f / (1.f - p.dropout_p)) {
+    if (p.dropout_p != 0.f) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word_) : "r"(words + threadIdx.x % 128 * 4));
+  }
+  // All ones, or zeros where entry i is dropped.
+  __device__ __forceinline__ uint32_t mask(int i) const {
+    return ptx::signs_of_bytes(word_ << kept_shift(i), kept_byte(i) * 0x1111);
+  }
+  // The same for entries i and i + 1 in two halves.
+  __device__ __forceinline__ uint32_t mask_of_pair(int i) const {
+    return ptx::signs_of_bytes(word_ << kept_shift(i), kept_byte(i) * 0x0011 + kept_byte(i + 1) * 0x1100);
+  }
+  // The gradient of entry i before dropout, less delta.
+  __device__ __forceinline__ float minus_delta(float dp, float delta, int i) const {
+    return fmaf(__uint_as_float(__float_as_uint(dp) & mask(i)), scale_, -delta);
+  }
+};
+// The same in a kernel without dropout.
+struct AllEntries {
+  __device__ __forceinline__ AllEntries(const AttnParams&, uint32_t) {}
+  __device__ __forceinline__ static uint32_t mask_of_pair(int) { return ~0u; }
+  __device__ __forceinline__ static float minus_delta(float dp, float delta, int) { return dp - delta; }
+};
+template <bool kMayDrop>
+using EntriesOf = std::conditional_t<kMayDrop, KeptEntries, AllEntries>;
+
+// By a warp; the places are bwd_layout.h's. head counts over the batch.
+template <class Mask>
 __device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& dropout, uint32_t head, int first_key,
-                                                int first_query, int part) {
-  constexpr int kGroups = 8 / kParts;
-  const int lane = threadIdx.x % 32, key = first_key + kept_key(lane);
-  const int query = first_query + kept_query(lane) + part * kGroups * 8;
-  uint32_t bits[2][2] = {};  // [warp][key of the pair]
+                                                int first_query, Mask mask) {
+  const int lane = threadIdx.x % 32, key = first_key + kept_key(lane), query = first_query + kept_query(lane);
 #pragma unroll 1
-  for (int group = 0; group < kGroups; group++) {
-    Philox random[2];
-    dropout.draw_two(head, query + 8 * group, key, random);
+  for (int next_query = 0; next_query < 2; next_query++) {
+    uint32_t bits[4] = {};  // [warp]: of both keys of the pair, one in each half
+#pragma unroll 1
+    for (int step = 0; step < 2; step++) {  // one call at a time: registers are short
+      const Philox random = dropout.draw(head, query + 16 * step + next_query, key);
 #pragma unroll
-    for (int c = 0; c < 2; c++)
+      for (int warp = 0; warp < 4; warp++) {
+        bits[warp] <<= 4;
 #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const uint32_t signs = dropout.kept_signs(Dropout::word(random[c], key + 8 * i));
-        bits[i / 2][0] = __funnelshift_l(signs << 16, bits[i / 2][0], 1);
-        bits[i / 2][1] = __funnelshift_l(signs, bits[i / 2][1], 1);
+        for (int i = 0; i < 4; i++)  // two queries and two keys
+          bits[warp] |= mask(Dropout::word(random, i / 2 * 8, 16 * warp + i % 2 * 8)) & 0x00080008u >> i;
+      }
+    }
+#pragma unroll
+    for (int warp = 0; warp < 4; warp++)
+#pragma unroll
+      for (int of_pair = 0; of_pair < 2; of_pair++) {
+        const uint32_t at = words + kept_thread(lane, warp, of_pair) * 4 + kept_byte(lane, next_query);
+        asm volatile("st.shared.b8 [%0], %1;" ::"r"(at), "r"(bits[warp] >> 16 * of_pair) : "memory");
       }
   }
-#pragma unroll
-  for (int warp = 0; warp < 2; warp++)
-#pragma unroll
-    for (int of_pair = 0; of_pair < 2; of_pair++) {
-      const uint32_t address = words + kept_thread(lane, warp, of_pair) * 4, x = bits[warp][of_pair];
-      if constexpr (kParts == 1)
-        asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
-      else
-        asm volatile("st.shared.b16 [%0], %1;" ::"r"(address + (1 - part) * 2), "h"(uint16_t(x)) : "memory");
-    }
-  static_assert(kParts <= 2);
+}
+__device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& dropout, uint32_t head, int first_key,
+                                                int first_query) {
+  if (dropout.threshold <= kMaxThreshold)
+    write_kept_bits(words, dropout, head, first_key, first_query, KeptUpToMax{dropout.threshold * 0x10001u});
+  else
+    write_kept_bits(words, dropout, head, first_key, first_query, Kept{dropout});
 }
 
 }  // namespace flash::sm90

@@ -74,21 +74,22 @@ struct PreprocessGrid {
   }
 };
 
-// Dropout's bits of 64 keys x 64 queries: one word for each thread of a main warpgroup, made by one or two warps
-// (bwd_kept.cuh). Of a call of the generator (attn/dropout.h) a lane uses the eight keys of a query that lie in its 32:
-// pairs of neighbours, which belong to two lanes of a warp, in either half of the 16 keys of two warps. So a lane that
-// calls it for the keys kept_key + 8 i + {0, 1} and the queries kept_query + 8 group + {0, 1} makes the words of four
-// threads: kept_thread(lane, i / 2, key of the pair).
+// Dropout's bits of 64 keys x 64 queries: one word for each thread of a main warpgroup, made by one warp
+// (bwd_kept.cuh). A call of the generator (attn/dropout.h) serves pairs of neighbouring keys, 8 apart, and two queries
+// 8 apart. Two calls, for queries 16 apart, give a lane a byte of the words of eight threads, kept_thread(lane, warp,
+// key of the pair): of the queries kept_query(lane) + {0, 8, 16, 24} or, in another byte, of those that follow these,
+// and the keys kept_key(lane) + {0, 1} + 16 warp + {0, 8}.
 inline constexpr int kKeptBytesOfWarpgroup = 128 * int(sizeof(uint32_t));
-FLASH_HD int kept_key(int lane) { return lane / 16 * 32 + lane / 4 % 4 * 2; }
-FLASH_HD int kept_query(int lane) { return lane % 4 * 2; }
+FLASH_HD int kept_key(int lane) { return lane / 4 % 4 * 2; }
+FLASH_HD int kept_query(int lane) { return lane / 16 * 32 + lane % 4 * 2; }
 FLASH_HD int kept_thread(int lane, int warp, int of_pair) {
-  const int key = kept_key(lane) + 16 * warp + of_pair;
-  return key / 16 * 32 + key % 8 * 4 + lane % 4;
+  return 32 * warp + 4 * (kept_key(lane) + of_pair) + lane % 4;
 }
-// The bit of entry acc[i] of a thread (bwd_scores.cuh) in its word: as they are made, group by group, query by query
-// and for each its two keys, the first one highest.
-FLASH_HD uint32_t kept_bit(int i) { return 0x80000000u >> (i / 4 * 4 + i % 2 * 2 + i / 2 % 2); }
+FLASH_HD int kept_byte(int lane, int next_query) { return 2 * next_query + lane / 16; }
+// Where entry acc[i] of a thread (bwd_scores.cuh) lies in its word: the byte, and the bit below the byte's sign.
+// Entries i and i + 1, i even, have their bits in two bytes, so that the shifted word gives masks for both at once.
+FLASH_HD constexpr int kept_byte(int i) { return 2 * (i % 2) + i / 16; }
+FLASH_HD constexpr int kept_shift(int i) { return i / 4 % 4 * 2 + i / 2 % 2; }
 
 // The order of the thread blocks. Blocks of one key-value head share its queries through the L2 cache, so few heads are
 // visited at a time: a section. Within a section blocks with much work come first (causal: the first keys, which every

@@ -62,8 +62,8 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     delta.template load<1>(smem.stats(this->stage()));
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     const uint32_t address = transposed_address(smem.slot(this->slot()));
-    const float dropout_scale = Traits::kMayDrop ? 1.f / (1.f - args.p.dropout_p) : 1.f;
-    score_gradients<T, Traits::kMayDrop, kMasked>(acc_dp, ds, delta, dropout_scale, [&](int i) {
+    const EntriesOf<Traits::kMayDrop> entries(args.p, smem.kept(this->stage()));
+    score_gradients<T, kMasked>(acc_dp, ds, delta, entries, [&](int i) {
       if (i % 8 == 0) ptx::ldmatrix_x4_trans(p, address + i / 8 * 16 * 128);
       return unpack2<T>(p[i / 2 % 4]);
     });

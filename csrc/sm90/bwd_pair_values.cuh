@@ -31,7 +31,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     else
       ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
   }
-  // P, in general variants times d score / d S and negative where dropped, goes to warpgroup 1.
+  // P, in general variants times d score / d S, goes to warpgroup 1.
   __device__ __forceinline__ void hand_over() {
     __syncwarp();
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.p_full(this->slot()));

@@ -121,9 +121,7 @@ class FwdGeneral {
       if (!has(Option::kDropout)) return;
       Dropout any = Dropout::of(0.f, params.rng_state);  // read anew: there are no registers to keep it
       any.threshold = args.dropout_thresholds & 0xFFFF;
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        drop_row(p, r, any.draw(head_index(tile), row(tile) + 8 * r, n_block * kBlockN + column()), Kept{any});
+      drop_rows(p, any.draw(head_index(tile), row(tile), n_block * kBlockN + column()), Kept{any});
     }
   }
 

@@ -27,9 +27,11 @@ def philox(key: int, counter: list[np.ndarray], rounds: int = 7) -> list[np.ndar
 def kept(seed: int, offset: int, p: float, heads: int, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
     """(heads, seqlen_q, seqlen_k)"""
     head, row, col = np.meshgrid(np.arange(heads), np.arange(seqlen_q), np.arange(seqlen_k), indexing="ij")
-    words = philox(seed, [row, col // 64 * 4 + col // 2 % 4, head, np.full_like(row, offset & 0xFFFFFFFF)])
-    half = (np.choose(col // 8 % 4, words) >> (16 * (col % 2)).astype(np.uint64)).astype(np.int64) & 0xFFFF
-    bits = np.where(col // 32 % 2 == 0, half, (half & 0xFF) << 8 | half >> 8) & 0x7FFF
+    words = philox(seed, [row & ~8, col // 64 * 4 + col // 2 % 4, head, np.full_like(row, offset & 0xFFFFFFFF)])
+    i, derived = col // 8 % 4, row // 8 % 2 * 2 + col // 32 % 2
+    factor = np.array([0, 0xC8B2B839, 0xCB4E4786, 0xB965C7AF], dtype=np.uint64)[derived]
+    word = np.choose(i, words) * factor + np.choose((i + derived) % 4, words)  # modulo 2^64
+    bits = (word >> (16 * (col % 2)).astype(np.uint64)).astype(np.int64) & 0x7FFF
     return torch.from_numpy(bits >= int(p * 32768 + 0.5))
 
 

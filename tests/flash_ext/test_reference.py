@@ -55,14 +55,15 @@ def philox(key, counter):
 
 def test_dropout_bits():
     seed, offset, p = 2**61 + 12345, 2**33 + 7, 0.3
-    keep, scale = dropout_mask(p, torch.tensor([seed, offset]), 2, 5, 70, first_head=6)
+    keep, scale = dropout_mask(p, torch.tensor([seed, offset]), 2, 19, 70, first_head=6)
     assert math.isclose(scale, 1 / 0.7, rel_tol=1e-6)
     for head in range(2):
-        for row in range(5):
+        for row in range(19):
             for col in range(70):
-                words = philox(seed, (row, col // 64 * 4 + col // 2 % 4, head + 6, offset & (2**32 - 1)))
-                half = words[col // 8 % 4] >> (16 * (col % 2)) & 0xFFFF
-                bits = half if col // 32 % 2 == 0 else (half & 0xFF) << 8 | half >> 8
+                words = philox(seed, (row & ~8, col // 64 * 4 + col // 2 % 4, head + 6, offset & (2**32 - 1)))
+                i, derived = col // 8 % 4, row // 8 % 2 * 2 + col // 32 % 2
+                factor = (0, 0xC8B2B839, 0xCB4E4786, 0xB965C7AF)[derived]
+                bits = words[i] * factor + words[(i + derived) % 4] >> (16 * (col % 2))
                 assert bool(keep[head, row, col]) == (bits & 0x7FFF >= int(p * 32768 + 0.5))
     many, _ = dropout_mask(p, torch.tensor([seed, offset]), 16, 256, 256)
     assert abs(many.double().mean() - 0.7) < 0.002

@@ -3,6 +3,7 @@
 #include "attn/dropout.h"
 
 #include <array>
+#include <bit>
 #include <set>
 #include <vector>
 
@@ -47,26 +48,96 @@ void test_rows() {
   }
 }
 
-// Every entry of a row has a byte of its own to begin with, and the sixteen of one call are the accumulator columns of
-// one thread.
-void test_bits_are_not_shared() {
+// The entries of one call: the accumulator columns of one thread, in rows r and r + 8.
+struct Entry {
+  uint32_t row, col;
+};
+std::vector<Entry> entries_of_call() {
+  std::vector<Entry> entries;
+  for (uint32_t row : {0, 8})
+    for (uint32_t i = 0; i < 8; i++)
+      for (uint32_t bit = 0; bit < 2; bit++) entries.push_back({row, 8 * i + bit});
+  return entries;
+}
+
+void test_entries_of_call() {
   const int64_t state[] = {1234567890123, 42};
   const Dropout dropout = Dropout::of(0.5f, state);
-  std::set<std::pair<uint64_t, int>> used;  // (words of the call, byte in them)
-  for (uint32_t col = 0; col < 4096; col++) {
-    const Philox random = dropout.draw(3, 17, col);
-    const uint64_t call = uint64_t(random.word[0]) << 32 | random.word[1];
-    EXPECT(used.emplace(call, int(col / 8 % 4 * 4 + col % 2 * 2 + col / 32 % 2)).second, "column ", col);
-    const uint32_t group = col / 64 * 64, quad = col / 2 % 4;
-    for (uint32_t i = 0; i < 8; i++)
-      for (uint32_t bit = 0; bit < 2; bit++) {
-        const uint32_t other = group + 8 * i + 2 * quad + bit;
-        EXPECT(dropout.keep(random, other) == dropout.keep(3, 17, other), "column ", col, " serves ", other);
+  std::set<std::pair<uint32_t, uint32_t>> calls;
+  for (uint32_t row = 0; row < 64; row++)
+    for (uint32_t col = 0; col < 256; col += 2) {
+      const Philox random = dropout.draw(3, row, col);
+      calls.emplace(random.word[0], random.word[1]);
+      const uint32_t first_row = row & ~8u, first_col = col / 64 * 64 + col % 8;
+      for (const Entry& e : entries_of_call())
+        EXPECT(dropout.keep(random, e.row, e.col) == dropout.keep(3, first_row + e.row, first_col + e.col), "row ", row,
+               " column ", col, " serves ", first_row + e.row, ", ", first_col + e.col);
+    }
+  EXPECT(calls.size() == 64 * 256 / 32, calls.size(), " calls");
+}
+
+// Words are linear in the four of a call: any two of the sixteen are as independent as those if a minor of their
+// factors is odd; but for their lowest bit, if it leaves 2 of 4.
+void test_pairs_of_words() {
+  std::vector<std::array<uint32_t, 4>> factors;
+  for (uint32_t row : {0, 8})
+    for (uint32_t col = 0; col < 64; col += 8) {
+      factors.emplace_back();
+      for (int i = 0; i < 4; i++) {
+        Philox unit{};
+        unit.word[i] = 1;
+        factors.back()[i] = Dropout::word(unit, row, col);
       }
+    }
+  for (size_t x = 0; x < factors.size(); x++)
+    for (size_t y = 0; y < x; y++) {
+      bool independent = false;
+      for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++)
+          independent |= (factors[x][i] * factors[y][j] - factors[x][j] * factors[y][i]) % 4 != 0;
+      EXPECT(independent, "words ", x, " and ", y);
+    }
+}
+
+// How often two, three and four entries of a call are dropped together, against independent ones.
+void test_entries_together() {
+  constexpr int kCalls = 1 << 17;
+  const int64_t state[] = {99, 3};
+  const std::vector<Entry> entries = entries_of_call();
+  for (float p : {0.1f, 0.5f}) {
+    const Dropout dropout = Dropout::of(p, state);
+    using Bits = std::vector<uint64_t>;
+    std::vector<Bits> dropped(entries.size(), Bits(kCalls / 64));
+    for (int call = 0; call < kCalls; call++) {
+      const Philox random = dropout.draw(0, call / 8 * 16 + call % 8, 0);
+      for (size_t e = 0; e < entries.size(); e++)
+        dropped[e][call / 64] |= uint64_t(!dropout.keep(random, entries[e].row, entries[e].col)) << call % 64;
+    }
+    double worst[5] = {};  // by number of entries
+    const auto both = [](const Bits& a, const Bits& b) {
+      Bits c(a.size());
+      for (size_t i = 0; i < a.size(); i++) c[i] = a[i] & b[i];
+      return c;
+    };
+    const auto judge = [&](const Bits& together, int count) {
+      int64_t got = 0;
+      for (uint64_t x : together) got += std::popcount(x);
+      const double q = std::pow(dropout.threshold / 32768., count), sigma = std::sqrt(kCalls * q * (1 - q));
+      worst[count] = std::max(worst[count], std::abs(got - kCalls * q) / sigma);
+    };
+    for (size_t a = 0; a < entries.size(); a++)
+      for (size_t b = 0; b < a; b++) {
+        const Bits two = both(dropped[a], dropped[b]);
+        judge(two, 2);
+        for (size_t c = 0; c < b; c++) {
+          const Bits three = both(two, dropped[c]);
+          judge(three, 3);
+          for (size_t d = 0; d < c; d++) judge(both(three, dropped[d]), 4);
+        }
+      }
+    for (int count = 2; count <= 4; count++)
+      EXPECT(worst[count] < 5.5, "p ", p, ": ", count, " entries, ", worst[count], " standard deviations");
   }
-  const Philox random{{0x11223344, 0x55667788, 0x99AABBCC, 0xDDEEFF00}};
-  EXPECT(Dropout::word(random, 8) == 0x55667788 && Dropout::word(random, 64 + 8) == 0x55667788, "word of columns 8, 9");
-  EXPECT(Dropout::word(random, 40) == 0x66558877, "bytes exchanged 32 columns further on");
 }
 
 void test_two_at_once() {
@@ -75,27 +146,21 @@ void test_two_at_once() {
     const Dropout dropout = Dropout::of(p, state);
     for (uint32_t col = 0; col < 4096; col += 2) {
       const Philox random = dropout.draw(1, 9, col);
-      const uint32_t signs = dropout.kept_signs(Dropout::word(random, col));
+      const uint32_t signs = dropout.kept_signs(Dropout::word(random, 9, col));
       for (uint32_t bit = 0; bit < 2; bit++)
-        EXPECT((signs >> (15 + 16 * bit) & 1) == dropout.keep(random, col + bit), "p ", p, " column ", col + bit);
+        EXPECT((signs >> (15 + 16 * bit) & 1) == dropout.keep(random, 9, col + bit), "p ", p, " column ", col + bit);
     }
   }
 }
 
-// Over all values of 16 bits: the share that is dropped, and how two entries 32 columns apart depend on each other.
+// The share that is dropped, over all values of 16 bits.
 void test_all_halves() {
   const int64_t state[] = {1, 2};
   for (float p : {0.01f, 0.1f, 0.2f, 0.3f, 0.5f, 0.77f, 0.9f}) {
     const Dropout dropout = Dropout::of(p, state);
-    double dropped = 0, partner = 0, both = 0;
-    for (uint32_t half = 0; half < 65536; half++) {
-      const Philox random{{half, 0, 0, 0}};
-      const bool a = !dropout.keep(random, 0), b = !dropout.keep(random, 32);
-      dropped += a, partner += b, both += a && b;
-    }
-    EXPECT(std::abs(dropped / 65536 - p) <= 1. / 65536 && dropped == partner, "p ", p, ": ", dropped / 65536);
-    const double q = dropped / 65536, correlation = (both / 65536 - q * q) / (q * (1 - q));
-    EXPECT(std::abs(correlation) < 0.01, "p ", p, ": ", correlation);
+    double dropped = 0;
+    for (uint32_t half = 0; half < 65536; half++) dropped += !dropout.keep(Philox{{half, 0, 0, 0}}, 0, 0);
+    EXPECT(std::abs(dropped / 65536 - p) <= 1. / 65536, "p ", p, ": ", dropped / 65536);
   }
 }
 
@@ -129,7 +194,7 @@ void test_statistics() {
     const std::vector<float> a = kept(p, 7, 1, 0, kRows, kCols);
     const double deviation = std::sqrt(p / (1. - p) / (kRows * kCols));  // of the mean of kept, scaled entries: 1
     EXPECT(std::abs(mean(a) - 1.) < 5 * deviation + 1e-4, "p ", p, ": mean ", mean(a));
-    for (int lag : {1, 2, 8, 16, 32, kCols}) {
+    for (int lag : {1, 2, 8, 16, 32, kCols, 8 * kCols, 8 * kCols + 32}) {
       const std::vector<float> first(a.begin(), a.end() - lag), second(a.begin() + lag, a.end());
       EXPECT(std::abs(correlation(first, second)) < 5, "p ", p, " lag ", lag, ": ", correlation(first, second));
     }
@@ -151,9 +216,11 @@ void test_ends() {
 int main() {
   test_published_vectors();
   test_rows();
-  test_bits_are_not_shared();
+  test_entries_of_call();
+  test_pairs_of_words();
   test_two_at_once();
   test_all_halves();
+  test_entries_together();
   test_statistics();
   test_ends();
   return flash::test::finish("dropout");

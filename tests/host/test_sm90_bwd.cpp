@@ -193,24 +193,26 @@ void test_kept_bits() {
   bool kept[64][64];  // [key][query]
   for (auto& row : kept)
     for (bool& x : row) x = random() % 2;
-  uint32_t words[128];
-  for (int lane = 0; lane < 32; lane++) {
-    uint32_t bits[2][2] = {};
-    for (int group = 0; group < 8; group++)
-      for (int c = 0; c < 2; c++)
-        for (int i = 0; i < 4; i++)
-          for (int of_pair = 0; of_pair < 2; of_pair++) {
-            uint32_t& word = bits[i / 2][of_pair];
-            word = word << 1 | kept[kept_key(lane) + 8 * i + of_pair][kept_query(lane) + 8 * group + c];
-          }
-    for (int warp = 0; warp < 2; warp++)
-      for (int of_pair = 0; of_pair < 2; of_pair++) words[kept_thread(lane, warp, of_pair)] = bits[warp][of_pair];
-  }
+  uint32_t words[128] = {};
+  for (int lane = 0; lane < 32; lane++)
+    for (int next_query = 0; next_query < 2; next_query++)
+      for (int warp = 0; warp < 4; warp++)
+        for (int of_pair = 0; of_pair < 2; of_pair++) {
+          uint32_t byte = 0;
+          for (int eight = 0; eight < 32; eight += 8)
+            for (int of_warp = 0; of_warp < 16; of_warp += 8) {
+              const int key = kept_key(lane) + of_pair + 16 * warp + of_warp;
+              byte = byte << 1 | kept[key][kept_query(lane) + eight + next_query];
+            }
+          words[kept_thread(lane, warp, of_pair)] |= byte << 8 * kept_byte(lane, next_query);
+        }
   for (int thread = 0; thread < 128; thread++)
     for (int i = 0; i < 32; i++) {
       const int key = thread / 32 * 16 + thread % 32 / 4 + 8 * (i / 2 % 2),
                 query = 8 * (i / 4) + 2 * (thread % 4) + i % 2;
-      EXPECT(((words[thread] & kept_bit(i)) != 0) == kept[key][query], "thread ", thread, " entry ", i);
+      const uint32_t sign = words[thread] << kept_shift(i) >> (8 * kept_byte(i) + 7) & 1;
+      EXPECT((sign != 0) == kept[key][query], "thread ", thread, " entry ", i);
+      EXPECT(i % 2 == 1 || (kept_shift(i) == kept_shift(i + 1) && kept_byte(i) != kept_byte(i + 1)), "pair ", i);
     }
 }
 

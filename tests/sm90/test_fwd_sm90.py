@@ -176,7 +176,7 @@ def test_bias_of_the_most_negative_number(head_dim, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize(("size", "offset"), [(1, -500), (1, 200), (10, 0), (100, 0), (50, -3000)])
+@pytest.mark.parametrize(("size", "offset"), [(1, -500), (1, 200), (10, 0), (100, 0), (50, -3000), (1, -60000)])
 def test_large_bias(size, offset, head_dim, dtype):
     """Bias may be what Q K^T is added to: in units of q.k, and in the accumulator's order of sums."""
     bias = rand(1, 2, 300, 424, dtype=dtype) * size + offset
