@@ -14,17 +14,15 @@ namespace flash::sm90 {
 
 // A warp that turns units around until none is left.
 template <class Traits>
-class Fp8Transposer {
+class Fp8Transposer : Fp8UnitLoader<Traits> {
  public:
-  __device__ __forceinline__ Fp8Transposer(const Fp8Args& a, const Fp8Smem<Traits>& s, int w)
-      : args(a), counters(a), smem(s), turner(w), lane(threadIdx.x % 32) {}
+  using Fp8UnitLoader<Traits>::Fp8UnitLoader;
 
   __device__ __forceinline__ void run() {
-    Fp8UnitLoader<Traits> units(args, counters, smem, turner);
     int stage = 0;
 #pragma unroll 1
     for (int loaded = 1;; loaded++) {
-      units.load();
+      Units::load();
       if (loaded < Smem::kRawStages) continue;
       ptx::cp_async_wait_group<Smem::kRawStages - 1>();
       __syncwarp();
@@ -42,12 +40,9 @@ class Fp8Transposer {
   }
 
  private:
-  using Smem = Fp8Smem<Traits>;
-
-  const Fp8Args& args;
-  const Fp8Counters counters;
-  const Smem smem;
-  const int turner, lane;
+  using Units = Fp8UnitLoader<Traits>;
+  using typename Units::Smem;
+  using Units::args, Units::counters, Units::smem, Units::turner, Units::lane;
 
   __device__ __forceinline__ uint8_t* place(const ValueUnit& unit) const {
     return args.values + int64_t(unit.tile) * Traits::kVBytes +

@@ -51,8 +51,8 @@ __device__ __forceinline__ void copy_unit(const FwdParams& p, const ValueUnit& u
 template <class Traits>
 class Fp8UnitLoader {
  public:
-  __device__ __forceinline__ Fp8UnitLoader(const Fp8Args& a, const Fp8Counters& c, const Fp8Smem<Traits>& s, int w)
-      : args(a), counters(c), smem(s), turner(w), lane(threadIdx.x % 32) {
+  __device__ __forceinline__ Fp8UnitLoader(const Fp8Args& a, const Fp8Smem<Traits>& s, int w)
+      : args(a), counters(a), smem(s), turner(w), lane(threadIdx.x % 32) {
     claim();
     if (lane < Smem::kRawStages) smem.unit(turner, lane) = {0, -1, 0, nullptr};
     __syncwarp();
@@ -76,13 +76,15 @@ class Fp8UnitLoader {
     if (++stage == Smem::kRawStages) stage = 0;
   }
 
- private:
+ protected:
   using Smem = Fp8Smem<Traits>;
 
   const Fp8Args& args;
   const Fp8Counters counters;
   const Smem smem;
   const int turner, lane;
+
+ private:
   uint32_t claimed;  // by lane 0
   int stage = 0;
 
