@@ -117,34 +117,35 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
   }
 
   // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V. The maximum is
-  // found under that product; the vote on it is also what keeps the compiler from moving the wait in front of it.
+  // found under that product; the vote on it is also what keeps the compiler from moving the wait in front of it. With
+  // kTile.early the exponentials are worked out under it too, unless a maximum has risen: the multiplications of O that
+  // this takes have to wait, and fill the gaps between the exponentials.
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
     ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
     ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
     begin_turn();
-    if constexpr (kTile.order == Order::kOverlap) {
-      issue_qk();
-      issue_pv(first_pv);
-      end_turn();
-      ptx::wgmma_wait_group<1>();
-    } else {
-      issue_pv(first_pv);
-      issue_qk();
-      end_turn();
-      finish_pv<1>();
-      ptx::wgmma_wait_group<0>();
-    }
+    issue_qk();
+    issue_pv(first_pv);
+    end_turn();
+    ptx::wgmma_wait_group<1>();
     ptx::pin(acc_s);
     release_k_and_q(n_block);
     if constexpr (kMasked || Traits::kGeneral) prepare_scores(n_block);
     const Rise rise = softmax.raise(acc_s);
-    if constexpr (kTile.order == Order::kOverlap) finish_pv<0>();
-    if (rise.rises) {  // two copies: the multiplications fill the gaps between the exponentials
+    if constexpr (kTile.early == 0) finish_pv<0>();
+    if (rise.rises) {
+      if constexpr (kTile.early != 0) finish_pv<0>();
       totals.scale(rise.correction);
-      softmax.exponentials(acc_s, p);
+      softmax.exponentials(acc_s);
+      softmax.pack(acc_s, p);
     } else {
-      softmax.exponentials(acc_s, p);
+      softmax.exponentials(acc_s);
+      if constexpr (kTile.early != 0) {
+        softmax.stay_before_wait();
+        finish_pv<0>();
+      }
+      softmax.pack(acc_s, p);
     }
   }
 

@@ -1,6 +1,8 @@
 // Host side of the FP8 forward.
 #pragma once
 
+#include <climits>
+
 #include "fp8_kernel.cuh"
 #include "fp8_transpose.cuh"
 #include "fwd_launch.cuh"
@@ -35,6 +37,12 @@ void launch_fp8(const FwdParams& p, Stream stream) {
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
   const int most_blocks = multiprocessors(p.device);
+  // With a mask tiles differ in length anyway, and the short ones come last.
+  const bool splits = !args.packed && p.window_left < 0 && p.window_right < 0;
+  args.tail =
+      splits ? split_tail(args.num_tiles, int64_t(p.batch) * p.num_heads * p.seqlen_q, Traits::kBlockM, most_blocks)
+             : TileTail{INT_MAX, 0};
+  const int64_t pieces = splits ? args.tail.count() : tiles;
   args.value_tiles = ValueTiles::of(p, Traits::kBlockN);
   // As many heads together as are worked on at a time.
   const int heads =
@@ -49,7 +57,7 @@ void launch_fp8(const FwdParams& p, Stream stream) {
                   cuda_stream(stream), args.values_ready, workspace.counters());
   }
   // Blocks without queries turn values around all the same: with few queries that is most of the work.
-  const int blocks = int(std::min<int64_t>(most_blocks, std::max<int64_t>(tiles, args.value_jobs.count / 3 + 1)));
+  const int blocks = int(std::min<int64_t>(most_blocks, std::max<int64_t>(pieces, args.value_jobs.count / 3 + 1)));
   launch_kernel("fwd_sm90_fp8", fp8_kernel<Traits>, true, dim3(blocks), Traits::kThreads, Fp8Smem<Traits>::kBytes,
                 cuda_stream(stream), args);
 }

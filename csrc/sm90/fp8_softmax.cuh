@@ -26,12 +26,13 @@ struct Fp8Softmax {
   bool negative;     // one of the warp's tops is: the same for all lanes
 
   // First block of a tile.
-  __device__ __forceinline__ void first(const float (&acc_s)[kScores], uint32_t (&p)[kSteps][4]) {
+  __device__ __forceinline__ void first(float (&acc_s)[kScores], uint32_t (&p)[kSteps][4]) {
     thread_max(acc_s, top);
     quad_max(top);
     set_shift();
     row_sum[0] = row_sum[1] = 0.f;
-    exponentials(acc_s, p);
+    exponentials(acc_s);
+    pack(acc_s, p);
   }
 
   // Brings top and shift up to any later block.
@@ -56,23 +57,33 @@ struct Fp8Softmax {
     return rise;
   }
 
-  // P of a block under the shift at hand.
-  __device__ __forceinline__ void exponentials(const float (&acc_s)[kScores], uint32_t (&p)[kSteps][4]) {
+  // exp2 of a block's scores under the shift at hand, in their place.
+  __device__ __forceinline__ void exponentials(float (&acc_s)[kScores]) {
     float sum[2][2] = {};
 #pragma unroll
-    for (int i = 0; i < kScores; i += 8) {  // 16 columns: one place of A in either row
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        float x[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) x[j] = exp2_approx(fmaf(acc_s[i + 4 * (j / 2) + 2 * r + j % 2], scale, -shift[r]));
-        sum[r][0] += x[0] + x[1];
-        sum[r][1] += x[2] + x[3];
-        p[i / 16][i / 8 % 2 * 2 + r] = ptx::pack_e4m3(x[0], x[1], x[2], x[3]);
-      }
+    for (int i = 0; i < kScores; i++) {
+      acc_s[i] = exp2_approx(fmaf(acc_s[i], scale, -shift[i / 2 % 2]));
+      if (i % 2 != 0) sum[i / 2 % 2][i / 4 % 2] += acc_s[i - 1] + acc_s[i];
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) row_sum[r] += sum[r][0] + sum[r][1];
+  }
+
+  // P of them.
+  __device__ __forceinline__ static void pack(const float (&x)[kScores], uint32_t (&p)[kSteps][4]) {
+#pragma unroll
+    for (int i = 0; i < kScores; i += 8) {  // 16 columns: one place of A in either row
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        p[i / 16][i / 8 % 2 * 2 + r] =
+            ptx::pack_e4m3(x[i + 2 * r], x[i + 2 * r + 1], x[i + 2 * r + 4], x[i + 2 * r + 5]);
+    }
+  }
+
+  // A branch that is never taken: the compiler moves a wait in front of everything that does not need it, but not past
+  // a branch that does.
+  __device__ __forceinline__ void stay_before_wait() const {
+    if (__any_sync(~0u, row_sum[0] < 0.f || row_sum[1] < 0.f)) __nanosleep(0);
   }
 
  private:

@@ -23,6 +23,7 @@ struct Fp8Traits {
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   static constexpr int kValueLoaders = 1, kTransposers = 2;            // warps
   static constexpr int kValueRows = kUnitKeys;                         // keys of one copy of V
+  static constexpr bool kSplitsTail = true;                            // tile_order.h
   static constexpr int kMaxSkipLeft = 1, kMaxSkipRight = kStages - 1;  // as in FwdTraits
 
   // Panels of 128 columns, 128 bytes wide; what a head dim leaves of the last one is zeros that no product reads.
@@ -43,6 +44,7 @@ struct Fp8Traits {
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
                 (kWarpgroups + 1) * kRegistersAtLaunch);
   static_assert(kBlockN % 32 == 0 && kBlockN <= 128, "keys of a block");
+  static_assert(kTile.order == Order::kOverlap && (kTile.early == 0 || kTile.early == kBlockN / 16));
   static_assert(kHeadDim % 32 == 0);
 };
 

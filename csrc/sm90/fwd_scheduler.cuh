@@ -47,6 +47,11 @@ class FwdScheduler {
     const FwdParams& p = args.params;
     Tile t{};
     t.m_block = -1;
+    int piece = -1;
+    if constexpr (Traits::kSplitsTail) {
+      piece = args.tail.piece(i);
+      i = args.tail.tile(i);
+    }
     if (args.packed) {
       decode_packed(i, t);
     } else if (i < args.num_tiles) {
@@ -59,6 +64,11 @@ class FwdScheduler {
       t.seqlen_k = s.seqlen_k;
       t.q0 = int(s.q0);
       t.k0 = int(s.k0);
+      if constexpr (Traits::kSplitsTail) {
+        constexpr int kFirst = 64 * ceil_div(Traits::kWarpgroups, 2);
+        if (piece >= 0)
+          t.cut(t.m_block * Traits::kBlockM + piece * kFirst, piece == 0 ? kFirst : Traits::kBlockM - kFirst);
+      }
     }
     return t;
   }

@@ -14,6 +14,13 @@ struct Tile {
   int q0, k0;  // first rows in packed tensors
 
   FLASH_HD bool valid() const { return m_block >= 0; }
+
+  // Leaves `rows` rows at most, from row0 of the sequence on, as a sequence of their own: not where a mask counts rows.
+  FLASH_HD constexpr void cut(int row0, int rows) {
+    q0 += row0;
+    seqlen_q = min_of(seqlen_q - row0, rows);
+    m_block = 0;
+  }
 };
 
 // Order of the tiles of `heads` equally long sequences. Where tiles differ in length (causal), the longest come first
@@ -52,6 +59,22 @@ struct DenseOrder {
     head = sequence - first * num_heads;
   }
 };
+
+// The last tiles of a call may be dealt out in two pieces, all first pieces before all second ones.
+struct TileTail {
+  int whole, split;  // tiles
+
+  FLASH_HD constexpr int count() const { return whole + 2 * split; }
+  FLASH_HD constexpr int tile(int index) const { return index < whole + split ? index : index - split; }
+  FLASH_HD constexpr int piece(int index) const { return index < whole ? -1 : index >= whole + split; }  // -1: all
+};
+
+// Tiles that take the same time end together, and those of the last round leave other blocks without work. If they are
+// half as many as blocks, their pieces still are one round, and a piece takes less time than a tile.
+FLASH_HD constexpr TileTail split_tail(int tiles, int64_t rows, int block_m, int blocks) {
+  const int rest = int((rows + block_m - 1) / block_m % blocks);
+  return 2 * rest <= blocks ? TileTail{tiles - rest, rest} : TileTail{tiles, 0};
+}
 
 // As many batches as leave their keys and values room in the L2 cache, which the bias passes through.
 FLASH_HD int batches_together(int64_t l2_bytes, int64_t bytes_per_kv_head, int batch) {

@@ -50,6 +50,24 @@ void test_together(int batch, int num_heads, int together, bool longest_first) {
   }
 }
 
+// Every row exactly once, whole tiles first; pieces only where they fit one round.
+void test_tail(int heads, int seqlen_q, int warpgroups, int blocks) {
+  const int block_m = 64 * warpgroups, first = 64 * ceil_div(warpgroups, 2), m_blocks = ceil_div(seqlen_q, block_m);
+  const TileTail tail = split_tail(heads * m_blocks, int64_t(heads) * seqlen_q, block_m, blocks);
+  EXPECT(tail.whole >= 0 && 2 * tail.split <= blocks && tail.whole + tail.split == heads * m_blocks, "all tiles");
+  EXPECT(tail.tile(tail.count()) == heads * m_blocks, "behind the last");
+  std::vector<int> seen(heads * seqlen_q);
+  for (int i = 0; i < tail.count(); i++) {
+    const int index = tail.tile(i), piece = tail.piece(i), head = index / m_blocks;
+    EXPECT((piece < 0) == (i < tail.whole) && piece <= 1, "pieces behind whole tiles");
+    Tile t{index - head * m_blocks, 0, head, head, seqlen_q, 0, 7, 0};
+    if (piece >= 0) t.cut(t.m_block * block_m + piece * first, piece == 0 ? first : block_m - first);
+    for (int row = t.m_block * block_m; row < min_of(t.seqlen_q, (t.m_block + 1) * block_m); row++)
+      seen[head * seqlen_q + t.q0 - 7 + row]++;
+  }
+  for (const int n : seen) EXPECT(n == 1, "a row ", n, " times");
+}
+
 void test_batches_together() {
   EXPECT(batches_together(1 << 20, 1 << 17, 4) == 4, "half of the cache");
   EXPECT(batches_together(1 << 20, 1 << 17, 16) == 4, "half of the cache");
@@ -118,6 +136,12 @@ int main() {
     for (const TileOrder order : {TileOrder{1, 1, 1, false}, {7, 5, 2, false}, {3, 16, 16, false}, {64, 3, 1, false}})
       test_order({order.m_blocks, order.heads, order.section, longest_first});
   test_sections();
+  for (const int seqlen_q : {1, 64, 65, 128, 193, 1000})
+    for (const int heads : {1, 5, 16, 64})
+      for (const int warpgroups : {2, 3})
+        for (const int blocks : {1, 12, 132}) test_tail(heads, seqlen_q, warpgroups, blocks);
+  EXPECT(split_tail(1376, 16 * 16384, 192, 132).split == 46, "10 rounds and 46 tiles");
+  EXPECT(split_tail(1024, 8 * 16384, 128, 132).split == 0, "7 rounds and 100 tiles");
   test_batches_together();
   using Window = std::pair<int, int>;
   for (const int seqlen_q : {1, 63, 65, 200, 513})
