@@ -48,12 +48,14 @@ struct BwdTraits {
   static constexpr int kStages = kTile.stages - kMayBias, kKvStages = kTile.kv_stages;
   static constexpr int kDsStages = kMayBias ? 2 : kTile.ds_stages;
   static constexpr int kMainWarpgroups = kBlockN / 64;
-  static constexpr int kRegistersMain = kTile.registers_main, kRegistersProducer = kTile.registers_producer;
+  // The warps that make dropout's bits are slowed down by spills most.
+  static constexpr int kLent = kMayDrop && kHeadDim <= 64 ? 8 : 0;
+  static constexpr int kRegistersMain = kTile.registers_main - kLent;
+  static constexpr int kRegistersProducer = kTile.registers_producer + 2 * kLent;
   static constexpr int kMainWarps = 4 * kMainWarpgroups;
   static constexpr int kThreads = 128 * (kMainWarpgroups + 2);
   static constexpr int kPanels = ceil_div(kHeadDim, 64);  // of 64 columns: what one copy brings
-  static constexpr bool kJoint = kTile.joint,
-                        kKvInRegisters = kTile.kv_in_registers && (!kMayDrop || kOption == Option::kDropout);
+  static constexpr bool kJoint = kTile.joint, kKvInRegisters = kTile.kv_in_registers && !kMayDrop;
   // Delta before the wait for dP. Where P is unpacked from fp16, or dropout's bits are, there are no registers for it.
   static constexpr bool kDeltaEarly = kJoint || (kDType == DType::kBF16 && !kMayDrop);
 
@@ -123,7 +125,7 @@ __device__ __forceinline__ uint32_t phase_of(int index) {
 //   kv_full      1 + bytes of K and V                  main and dQ warpgroups                   parity 0
 //   kv_empty     every main and dQ warp                key loader                               parity 1
 //   full         1 + bytes of Q, dO, stats, bias;      main warpgroups                          parity 0
-//                with dropout 2 helpers
+//                with dropout 4 warps with its bits
 //   empty        every main warp                       producer warpgroup                       parity 1
 //   ds_full      every main warp                       dQ warpgroup, helpers                    parity 0
 //   ds_empty     every dQ warp, 2 helpers, if they     main warpgroups                          parity 1

@@ -44,7 +44,8 @@ __device__ __forceinline__ void add_to_dbias(const Bias& dbias, uint32_t ds, int
   }
 }
 
-// `Place` says which the keys are, and where their buffers and barriers.
+// `Place` says where the keys' buffers and barriers are, and which they are: those of which dS is added, those for
+// which it makes bits, and its part of them.
 template <class Traits, class Place>
 __device__ __forceinline__ void run_helper(const BwdArgs& args, Place place, uint8_t* shared) {
   constexpr int kStages = Traits::kStages, kDsStages = Traits::kDsStages, kBlockM = Traits::kBlockM;
@@ -59,7 +60,7 @@ __device__ __forceinline__ void run_helper(const BwdArgs& args, Place place, uin
     const BwdBlock& block = wait_for_tile(place.smem, shared, tile);
     if (block.empty) break;
     const int end = index + block.steps.total(), head0 = block.head_kv * block.steps.group;
-    const int first_key = place.first_key(block);
+    const int first_key = place.first_key(block, place.half);
     const BlockRange& mine = block.mine[place.half];
     BwdSteps::Step next{block.steps.begin, 0}, last = next;
 #pragma unroll 1
@@ -67,8 +68,8 @@ __device__ __forceinline__ void run_helper(const BwdArgs& args, Place place, uin
       if (tasks.makes_bits && index < end) {
         const int stage = index % kStages;
         ptx::mbarrier_wait(place.empty(stage), phase_of<kStages>(index) ^ 1);
-        write_kept_bits(place.kept(stage), dropout, block.batch * p.num_heads + head0 + next.head, first_key,
-                        next.m_block * kBlockM);
+        write_kept_bits<Place::kParts>(place.kept(stage), dropout, block.batch * p.num_heads + head0 + next.head,
+                                       place.first_key(block, place.bits_half), next.m_block * kBlockM, place.part);
         __syncwarp();
         if (is_first_lane) ptx::mbarrier_arrive(place.full(stage));
       }

@@ -40,13 +40,14 @@ struct AllEntries {
 template <bool kMayDrop>
 using EntriesOf = std::conditional_t<kMayDrop, KeptEntries, AllEntries>;
 
-// By a warp; the places are bwd_layout.h's. head counts over the batch.
-template <class Mask>
+// By a warp; the places are bwd_layout.h's. kParts warps share the queries: with two, part 1 has those that follow part
+// 0's.
+template <int kParts, class Mask>
 __device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& dropout, uint32_t head, int first_key,
-                                                int first_query, Mask mask) {
+                                                int first_query, int part, Mask mask) {
   const int lane = threadIdx.x % 32, key = first_key + kept_key(lane), query = first_query + kept_query(lane);
 #pragma unroll 1
-  for (int next_query = 0; next_query < 2; next_query++) {
+  for (int next_query = part; next_query < 2; next_query += kParts) {
     uint32_t bits[4] = {};  // [warp]: of both keys of the pair, one in each half
 #pragma unroll 1
     for (int step = 0; step < 2; step++) {  // one call at a time: registers are short
@@ -62,18 +63,21 @@ __device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& d
 #pragma unroll
     for (int warp = 0; warp < 4; warp++)
 #pragma unroll
-      for (int of_pair = 0; of_pair < 2; of_pair++) {
-        const uint32_t at = words + kept_thread(lane, warp, of_pair) * 4 + kept_byte(lane, next_query);
-        asm volatile("st.shared.b8 [%0], %1;" ::"r"(at), "r"(bits[warp] >> 16 * of_pair) : "memory");
-      }
+      for (int of_pair = 0; of_pair < 2; of_pair++)
+        asm volatile(
+            "st.shared.b8 [%0], %1;" ::"r"(words + kept_thread(lane, warp, of_pair) * 4 + kept_byte(lane, next_query)),
+            "r"(bits[warp] >> 16 * of_pair)
+            : "memory");
   }
 }
+template <int kParts>
 __device__ __forceinline__ void write_kept_bits(uint32_t words, const Dropout& dropout, uint32_t head, int first_key,
-                                                int first_query) {
+                                                int first_query, int part) {
   if (dropout.threshold <= kMaxThreshold)
-    write_kept_bits(words, dropout, head, first_key, first_query, KeptUpToMax{dropout.threshold * 0x10001u});
+    write_kept_bits<kParts>(words, dropout, head, first_key, first_query, part,
+                            KeptUpToMax{dropout.threshold * 0x10001u});
   else
-    write_kept_bits(words, dropout, head, first_key, first_query, Kept{dropout});
+    write_kept_bits<kParts>(words, dropout, head, first_key, first_query, part, Kept{dropout});
 }
 
 }  // namespace flash::sm90

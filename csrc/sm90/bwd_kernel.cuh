@@ -29,7 +29,7 @@ __device__ __forceinline__ void init_barriers(BwdSmem<Traits> smem, const BwdPar
     ptx::mbarrier_init(smem.kv_empty(i), Traits::kMainWarps + 4);
   }
   for (int i = 0; i < Traits::kStages; i++) {
-    ptx::mbarrier_init(smem.full(i), 1 + (tasks.makes_bits ? 2 : 0));
+    ptx::mbarrier_init(smem.full(i), 1 + (tasks.makes_bits ? 4 : 0));
     ptx::mbarrier_init(smem.empty(i), Traits::kMainWarps);
   }
   for (int i = 0; i < Traits::kDsStages; i++) {

@@ -74,7 +74,7 @@ struct PreprocessGrid {
   }
 };
 
-// Dropout's bits of 64 keys x 64 queries: one word for each thread of a main warpgroup, made by one warp
+// Dropout's bits of 64 keys x 64 queries: one word for each thread of a main warpgroup, made by one or two warps
 // (bwd_kept.cuh). A call of the generator (attn/dropout.h) serves pairs of neighbouring keys, 8 apart, and two queries
 // 8 apart. Two calls, for queries 16 apart, give a lane a byte of the words of eight threads, kept_thread(lane, warp,
 // key of the pair): of the queries kept_query(lane) + {0, 8, 16, 24} or, in another byte, of those that follow these,

@@ -14,11 +14,12 @@ namespace flash::sm90 {
 // What the helper of a thread block works with.
 template <class Traits>
 struct PairHelperPlace {
+  static constexpr int kParts = 1, part = 0;
   const BwdPairSmem<Traits> smem;
-  const int half;  // of the pair's keys
+  const int half, bits_half;  // of the pair's keys
 
-  __device__ int first_key(const BwdBlock& block) const {
-    return block.n_block * Traits::kTile.block_n + half * Traits::kKeys;
+  __device__ int first_key(const BwdBlock& block, int of) const {
+    return block.n_block * Traits::kTile.block_n + of * Traits::kKeys;
   }
   __device__ uint32_t kept(int stage) const { return smem.kept(stage); }
   __device__ uint32_t full(int stage) const { return smem.q_full(stage); }
@@ -128,7 +129,7 @@ struct PairLoader {
     const int warp = threadIdx.x / 32 % 4;
     if constexpr (Traits::kMayBias || Traits::kMayDrop)
       if (warp == 3 && HelperTasks::of<Traits>(args.p).any())
-        return run_helper<Traits>(args, PairHelperPlace<Traits>{smem, rank}, shared);
+        return run_helper<Traits>(args, PairHelperPlace<Traits>{smem, rank, rank}, shared);
     if (threadIdx.x % 32 != 0) return;
     if (warp == 0) run_q();
     if (warp == 1) run_dout();
