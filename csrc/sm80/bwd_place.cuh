@@ -16,7 +16,7 @@ struct BwdPlace {
   const float *lse, *delta;  // (seqlen_q)
   int64_t dq_tile;           // in the workspace
   int64_t q0;
-  int batch_index, head_kv, first_head;
+  int batch_index, head_kv;
   int whole_rows;  // of q and dout: they fill the columns of the tiles with aligned chunks
 
   template <class Traits>
@@ -31,7 +31,6 @@ struct BwdPlace {
             seq.q0,
             batch_index,
             head_kv,
-            first_head,
             whole_rows};
   }
 };

@@ -29,11 +29,11 @@ struct TileIndex {
 
 // How the warps of a block share dq (kBlockM, kHeadDim): kRowWarps x kColWarps pieces of 32 rows, kCols columns at a
 // time.
-template <int kBlockM, int kHeadDim, int kWarps>
+template <int kBlockM, int kHeadDim, int kWarps, int kCols_>
 struct DqPieces {
   static constexpr int kRowWarps = kBlockM / 32, kColWarps = kWarps / kRowWarps;
   static constexpr int kColsPerWarp = kHeadDim / kColWarps;
-  static constexpr int kCols = kColsPerWarp % 32 == 0 ? 32 : 16;
+  static constexpr int kCols = kCols_;
   static constexpr int kPieces = kColsPerWarp / kCols;
   static_assert(kRowWarps * kColWarps == kWarps && kColsPerWarp * kColWarps == kHeadDim &&
                 kPieces * kCols == kColsPerWarp);

@@ -25,7 +25,7 @@ struct BwdTraits {
   using TileQ = SmemTile<kBlockM, kHeadDim>;
   using TileDo = SmemTile<kBlockM, kHeadDimV>;
   using TileDs = SmemTile<kBlockN, kBlockM>;  // transposed: keys are rows
-  using DqPieces = sm80::DqPieces<kBlockM, kHeadDim, kTile.warps()>;
+  using DqPieces = sm80::DqPieces<kBlockM, kHeadDim, kTile.warps(), kTile.kDqCols>;
 };
 
 }  // namespace flash::sm80

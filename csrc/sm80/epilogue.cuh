@@ -41,25 +41,36 @@ __device__ __forceinline__ void write_results(const FwdMainloop<Traits>& main,
   const FwdParams& p = main.params;
   const float* sink = p.sinks ? p.sinks + work.head : nullptr;
   const FwdScores<Traits> tile = main.score_tile();
-  float factor[Traits::kRowTiles][2];
+  float factor[Traits::kRowTiles][2], sums[Traits::kRowTiles][2], rounded_sums[Traits::kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < Traits::kRowTiles; m++)
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const float sum = quad_sum(main.softmax.row_sum[m][h]), reference = main.softmax.reference[m][h];
+      sums[m][h] = quad_sum(main.softmax.row_sum[m][h]);
+      rounded_sums[m][h] = main.softmax.rounded_sum[m][2 * h];
+    }
+  main.pair.to_sum(sums);
+  main.pair.to_sum(rounded_sums);
+#pragma unroll
+  for (int m = 0; m < Traits::kRowTiles; m++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float sum = sums[m][h], reference = main.softmax.reference[m][h];
       const RowResult row = Traits::kGeneral ? finish_row_general(reference, sum, sink, general.keep_scale())
-                                             : finish_row(reference, sum, main.softmax.rounded_sum[m][2 * h]);
+                                             : finish_row(reference, sum, rounded_sums[m][h]);
       factor[m][h] = row.factor;
       const int i = tile.row_of(m, h);
       if (threadIdx.x % 4 == 0 && i < seq.seqlen_q)
         p.lse.ptr[offset_of(p.lse, work.batch_index, seq.q0, i, work.head)] = row.lse;
     }
-  stage_rows<T, TileO>(smem, int(forget(threadIdx.x) / 32 * Traits::kWarpRows), 0, main.acc_o, factor);
+  // All warps have read Q.
+  char* staged = smem + thread_again() / 32 * TileO::kBytes;
+  stage_rows<T, TileO>(staged, 0, 0, main.acc_o, factor);
   __syncwarp();
-  T* out = static_cast<T*>(p.out.ptr) + offset_of(p.out, work.batch_index, seq.q0, tile.row0, work.head);
-  store_rows<T, TileO, Traits::kWarpRows, 32>(smem, int(forget(threadIdx.x) / 32 * Traits::kWarpRows), out, p.out.row,
-                                              seq.seqlen_q - tile.row0, p.head_dim_v, chunks_aligned(p.out),
-                                              threadIdx.x % 32);
+  const int col0 = main.col_warp() * Traits::kWarpColsV;
+  T* out = static_cast<T*>(p.out.ptr) + offset_of(p.out, work.batch_index, seq.q0, tile.row0, work.head) + col0;
+  store_rows<T, TileO, Traits::kWarpRows, 32>(staged, 0, out, p.out.row, seq.seqlen_q - tile.row0, p.head_dim_v - col0,
+                                              chunks_aligned(p.out), threadIdx.x % 32);
 }
 
 }  // namespace flash::sm80

@@ -17,6 +17,13 @@ __device__ __forceinline__ N forget(N x) {
   return x;
 }
 
+// threadIdx.x without a register that keeps it until here.
+__device__ __forceinline__ unsigned thread_again() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 // Before sm_90 ptxas keeps more than it has registers for (by its report on the backward); from there on computing
 // anew takes more registers than it frees.
 template <class N>

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "fwd_copies.cuh"
+#include "fwd_pair.cuh"
 #include "fwd_place.cuh"
 #include "fwd_scores.cuh"
 #include "fwd_traits.cuh"
@@ -19,19 +20,20 @@ struct FwdMainloop {
   using TileQ = typename Traits::TileQ;
   using TileK = typename Traits::TileK;
   using TileV = typename Traits::TileV;
-  static constexpr int kBlockN = Traits::kBlockN, kRowTiles = Traits::kRowTiles;
+  static constexpr int kBlockN = Traits::kBlockN, kRowTiles = Traits::kRowTiles, kWarpCols = Traits::kWarpCols;
+  static constexpr bool kIsPair = FwdPair<Traits>::kIsPair;
   static constexpr int kBlocksPerCheck = 8;  // whether the sums are in range: at the end, and now and then before
   // What a step needs once is read from shared memory, unless registers are left for it: by ptxas' report, on sm_80,
   // sm_86, sm_90 and sm_120 alike.
-  static constexpr bool kKeeps = kRowTiles == 1;
-  static constexpr bool kMoves = kKeeps || Traits::kTile.kQInRegs;
+  static constexpr bool kKeeps = kRowTiles == 1 || kIsPair;
+  static constexpr bool kMoves = kRowTiles == 1 || Traits::kTile.kQInRegs;
   using Place = std::conditional_t<kKeeps, const FwdPlace, const FwdPlace&>;
   static constexpr int kStageBytes = FwdCopies<Traits>::kStageBytes;
   static constexpr bool kQInRegs = Traits::kTile.kQInRegs;
   static constexpr int kKSteps = kQInRegs ? Traits::kHeadDim / 16 : 1;
 
-  float acc_s[kRowTiles][kBlockN / 8][4];            // (warp's rows, kBlockN)
-  float acc_o[kRowTiles][Traits::kHeadDimV / 8][4];  // (warp's rows, head_dim_v), not normalised
+  float acc_s[kRowTiles][kWarpCols / 8][4];           // (warp's rows, warp's keys of the block)
+  float acc_o[kRowTiles][Traits::kWarpColsV / 8][4];  // (warp's rows, warp's columns of head_dim_v), not normalised
   Softmax<T, kRowTiles> softmax;
   uint32_t q_regs[kRowTiles][kKSteps][4];
 
@@ -41,20 +43,22 @@ struct FwdMainloop {
   const int warp_row0;       // the warp's first row in the tile
   int n_block;               // of kBlockN keys: the one that is added
   const Fragments<TileQ> q;  // the warp's rows
-  const Fragments<TileK> k;  // stage 0
-  const Fragments<TileV> v;  // stage 0
+  const Fragments<TileK> k;  // stage 0, the warp's keys
+  const Fragments<TileV> v;  // stage 0, the warp's columns
   const FwdCopies<Traits> copies;
+  const FwdPair<Traits> pair;
 
   // at: what `place` will be.
   __device__ __forceinline__ FwdMainloop(const FwdParams& p, const FwdPlace& at, char* shared_memory, uint32_t shared)
       : params(p),
         place(*reinterpret_cast<FwdPlace*>(shared_memory + Traits::kSmem.place)),
         all_warp_blocks(reinterpret_cast<RowBlocks*>(shared_memory + Traits::kSmem.warps)),
-        warp_row0(threadIdx.x / 32 * Traits::kWarpRows),
+        warp_row0(threadIdx.x / 32 / Traits::kColWarps * Traits::kWarpRows),
         q(Fragments<TileQ>(shared).from(warp_row0, 0).kept()),
-        k(Fragments<TileK>(shared + TileQ::kBytes).kept()),
-        v(Fragments<TileV>(shared + TileQ::kBytes + TileK::kBytes).kept()),
-        copies{p, shared} {
+        k(Fragments<TileK>(shared + TileQ::kBytes).from(col_warp() * kWarpCols, 0).kept()),
+        v(Fragments<TileV>(shared + TileQ::kBytes + TileK::kBytes).from(0, col_warp() * Traits::kWarpColsV).kept()),
+        copies{p, shared},
+        pair{shared} {
     copy_last_block(at);
   }
 
@@ -68,16 +72,20 @@ struct FwdMainloop {
 
   // Of the warp's rows and the block of keys. Made where it is needed: the loop has no registers for it.
   __device__ __forceinline__ FwdScores<Traits> score_tile() const {
-    const int warp = int(forget(threadIdx.x) / 32);
-    return {Band::of(params, place.seq), place.work.tile * Traits::kBlockM + warp * Traits::kWarpRows,
-            n_block * kBlockN};
+    const int warp_row = int(thread() / 32 / Traits::kColWarps);
+    return {Band::of(params, place.seq), place.work.tile * Traits::kBlockM + warp_row * Traits::kWarpRows,
+            n_block * kBlockN + col_warp() * kWarpCols};
   }
-  __device__ __forceinline__ RowBlocks& warp_blocks() const { return all_warp_blocks[forget(threadIdx.x) / 32]; }
+  // threadIdx.x, as little as possible kept in registers (by ptxas' report).
+  __device__ __forceinline__ static unsigned thread() { return kIsPair ? thread_again() : forget(threadIdx.x); }
+  // Which of the warps with these rows.
+  __device__ __forceinline__ static int col_warp() { return int(thread() / 32 % Traits::kColWarps); }
+  __device__ __forceinline__ RowBlocks& warp_blocks() const { return all_warp_blocks[thread() / 32]; }
 
  private:
   // The lane's, in shared memory.
   __device__ __forceinline__ uint32_t references() const {
-    return copies.smem + Traits::kSmem.references + forget(threadIdx.x) / 4 * (8 * kRowTiles);
+    return copies.smem + Traits::kSmem.references + thread() / 4 * (8 * kRowTiles);
   }
 
   // Key blocks go from right to left. Returns whether the sums stayed in range.
@@ -96,7 +104,7 @@ struct FwdMainloop {
           if constexpr (kMoves) copies.first_chunks(n_block - 1, k, v);
 #pragma unroll 1
           for (; n_block >= plain_begin; n_block--) {
-            if (!(has_short_wait() ? next_plain_block(k, v) : next_block(at))) return false;
+            if (!(has_short_wait() ? next_plain_block(k, v, at.begin) : next_block(at))) return false;
             add_block(general, true);
           }
         }
@@ -115,11 +123,11 @@ struct FwdMainloop {
     // Before it: this block's copies by all threads. After it: nobody reads the stage of the block before.
     ptx::cp_async_wait_group<0>();
     if (n_block % kBlocksPerCheck == 0 || n_block < at.begin) {
-      if (__syncthreads_or(!at.raise_always && softmax.out_of_range())) return false;
+      if (__syncthreads_or(!place.raise_always && softmax.out_of_range())) return false;
     } else {
       __syncthreads();
     }
-    copies.block(n_block - 1, at);
+    copies.block(n_block - 1, place);
     return true;
   }
 
@@ -134,9 +142,9 @@ struct FwdMainloop {
 #endif
   }
 
-  // The same where neither is the last one and both are whole. k, v: the thread's first chunks, which move on, if it
+  // The same where all are whole, `begin` being the last one. k, v: the thread's first chunks, which move on, if it
   // keeps them.
-  __device__ __forceinline__ bool next_plain_block(const T*& k, const T*& v) {
+  __device__ __forceinline__ bool next_plain_block(const T*& k, const T*& v, int begin) {
     if constexpr (!kMoves) copies.load_pointers(k, v);  // while the block is waited for
     ptx::cp_async_wait_group<0>();
     if (n_block % kBlocksPerCheck == 0) {
@@ -144,8 +152,8 @@ struct FwdMainloop {
     } else {
       __syncthreads();
     }
-    // Always true; the branch keeps ptxas from mixing the copies with what follows, for which it has no registers.
-    if (n_block > 0) {
+    // The branch also keeps ptxas from mixing the copies with what follows, for which it has no registers.
+    if (n_block > begin) {
       if constexpr (kMoves) {
         copies.whole_chunks(n_block - 1, k, v);
       } else {
@@ -166,7 +174,7 @@ struct FwdMainloop {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-      for (int d = 0; d < Traits::kHeadDimV / 8; d++)
+      for (int d = 0; d < Traits::kWarpColsV / 8; d++)
 #pragma unroll
         for (int i = 0; i < 4; i++) acc_o[m][d][i] = 0.f;
   }
@@ -200,7 +208,7 @@ struct FwdMainloop {
           FwdScores<Traits>::scale(acc_s, scale);
           scale = 1.f;
         }
-        softmax.raise(acc_s, acc_o, {scale, softmax.kHeadroom, 1.f});
+        softmax.raise(acc_s, acc_o, {scale, softmax.kHeadroom, 1.f}, [&](auto& x) { pair.to_larger(x); });
         if (!place.raise_always) softmax.check_references();
         if constexpr (!kKeeps) softmax.store_references(references());
       }
@@ -212,12 +220,12 @@ struct FwdMainloop {
   __device__ __forceinline__ void finish_general_scores(const General<T>& general) {
     score_tile().modify(acc_s, general);
     if (warp_blocks().needs_mask(n_block)) score_tile().mask(acc_s);
-    softmax.raise(acc_s, acc_o, {1.f, 0.f, kLog2e});
+    softmax.raise(acc_s, acc_o, {1.f, 0.f, kLog2e}, [&](auto& x) { pair.to_larger(x); });
     softmax.store_references(references());
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-      for (int n = 0; n < kBlockN / 8; n++)
+      for (int n = 0; n < kWarpCols / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) acc_s[m][n][i] -= softmax.reference[m][i / 2];
   }
@@ -226,11 +234,12 @@ struct FwdMainloop {
   // exponentiated.
   __device__ __forceinline__ void accumulate(const General<T>& general, float exp2_scale) {
     const Fragments<TileV> v = this->v.behind((n_block & 1) * kStageBytes);
-    uint32_t kept[kRowTiles][2] = {};  // of the lane's columns of its rows, as in lane_columns
+    const int key0 = col_warp() * kWarpCols;  // the warp's first in the block
+    uint32_t kept[kRowTiles][2] = {};         // of the lane's columns of its rows, as in lane_columns
     if constexpr (Traits::kGeneral)
       if (general.drops()) score_tile().draw_kept(kept, general);
 #pragma unroll
-    for (int g = 0; g < kBlockN / 16; g++) {
+    for (int g = 0; g < kWarpCols / 16; g++) {
       uint32_t p[kRowTiles][4];
 #pragma unroll
       for (int m = 0; m < kRowTiles; m++) {
@@ -255,7 +264,20 @@ struct FwdMainloop {
         if constexpr (!Traits::kGeneral)
           ptx::mma_m16n8k16<T>(softmax.rounded_sum[m], p[m], softmax.kOnes, softmax.kOnes);
       }
-      gemm_pv<T>(acc_o, p, v, 16 * g);
+      if constexpr (kIsPair) {
+        pair.write(p, g);
+        if (g == kWarpCols / 16 - 1) pair.arrive_written();
+      }
+      gemm_pv<T>(acc_o, p, v.from(key0, 0), 16 * g);
+    }
+    if constexpr (kIsPair) {
+      pair.wait_written();
+#pragma unroll
+      for (int g = 0; g < kWarpCols / 16; g++) {
+        uint32_t p[kRowTiles][4];
+        pair.read(p, g);
+        gemm_pv<T>(acc_o, p, v.from(kWarpCols - key0, 0), 16 * g);
+      }
     }
   }
 };

@@ -32,7 +32,7 @@ struct FwdPlace {
   int head_kv;
   SeqInfo seq;
   int begin, end;  // blocks of keys that the tile sees
-  // Of these, the ones that need neither a mask nor a maximum, are whole and have a whole one before them.
+  // Of these, the ones that need neither a mask nor a maximum and are whole, as are those before them.
   int plain_begin, plain_end;
   int whole_rows;    // of K and V: they fill the columns of the tiles with aligned chunks
   int raise_always;  // the sums left their range without a maximum
@@ -43,7 +43,7 @@ struct FwdPlace {
     const RowBlocks blocks = RowBlocks::of(band, work.tile * Traits::kBlockM, Traits::kBlockM, Traits::kBlockN);
     const bool whole_rows = chunks_aligned(p.k) && chunks_aligned(p.v) && p.head_dim == Traits::kHeadDim &&
                             p.head_dim_v == Traits::kHeadDimV;
-    const int plain_begin = whole_rows ? max_of(blocks.full_begin, blocks.begin + 1) : blocks.end;
+    const int plain_begin = whole_rows ? blocks.full_begin : blocks.end;
     return {element<Traits>(p.k, offset_of(p.k, work.batch_index, seq.k0, 0, head_kv)),
             element<Traits>(p.v, offset_of(p.v, work.batch_index, seq.k0, 0, head_kv)),
             work,

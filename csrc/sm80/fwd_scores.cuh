@@ -12,11 +12,11 @@ namespace flash::sm80 {
 template <class Traits>
 struct FwdScores {
   using T = typename Traits::T;
-  static constexpr int kRowTiles = Traits::kRowTiles, kColTiles = Traits::kBlockN / 8;
+  static constexpr int kRowTiles = Traits::kRowTiles, kColTiles = Traits::kWarpCols / 8;
   using Scores = float[kRowTiles][kColTiles][4];
 
   const Band band;
-  const int row0, col0;  // the warp's first row and the block's first key in the sequence
+  const int row0, col0;  // the warp's first row and key in the sequence
 
   __device__ __forceinline__ int row_of(int m, int half) const {
     return row0 + 16 * m + int(threadIdx.x % 32 / 4) + 8 * half;

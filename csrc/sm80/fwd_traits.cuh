@@ -15,11 +15,14 @@ struct FwdTraits {
   static constexpr FwdTile kTile = fwd_tile(kHeadDim, kHeadDimV, kSmall_);
   static constexpr int kBlockM = kTile.kBlockM, kBlockN = kTile.kBlockN;
   static constexpr int kRowTiles = kTile.kRowTiles, kWarpRows = 16 * kRowTiles, kThreads = kTile.threads();
+  static constexpr int kColWarps = kTile.kColWarps;
+  // Of a warp: keys of the scores, columns of out.
+  static constexpr int kWarpCols = kBlockN / kColWarps, kWarpColsV = kHeadDimV / kColWarps;
   using TileQ = SmemTile<kBlockM, kHeadDim>;
   using TileK = SmemTile<kBlockN, kHeadDim>;
   using TileV = SmemTile<kBlockN, kHeadDimV>;
-  using TileO = SmemTile<kBlockM, kHeadDimV>;  // takes Q's place: each warp writes where only it read
-  static_assert(TileO::kBytes <= TileQ::kBytes);
+  using TileO = SmemTile<kWarpRows, kWarpColsV>;  // of a warp; all take Q's place
+  static_assert(kTile.threads() / 32 * TileO::kBytes <= TileQ::kBytes);
   static constexpr FwdSmem kSmem = fwd_smem(kTile, kHeadDim, kHeadDimV);
 };
 

@@ -69,21 +69,29 @@ struct Softmax {
     float scale, headroom, log2_units;
   };
 
-  // Raises the references to the maximum of acc_s and rescales what was summed with the old ones.
-  template <int kN, int kD>
+  // Raises the references to the maximum of acc_s and rescales what was summed with the old ones. of_all(x): the
+  // maxima of other warps' columns of the rows join x.
+  template <int kN, int kD, class F>
   __device__ __forceinline__ void raise(const float (&acc_s)[kRowTiles][kN][4], float (&acc_o)[kRowTiles][kD][4],
-                                        const Units& units) {
-    float before[kRowTiles][2], after[kRowTiles][2];
+                                        const Units& units, const F& of_all) {
+    float before[kRowTiles][2], after[kRowTiles][2], row_max[kRowTiles][2];
     bool raised = false, summed = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float row_max = -INFINITY;
+        float x = -INFINITY;
 #pragma unroll
-        for (int n = 0; n < kN; n++) row_max = fmaxf(row_max, fmaxf(acc_s[m][n][2 * h], acc_s[m][n][2 * h + 1]));
+        for (int n = 0; n < kN; n++) x = fmaxf(x, fmaxf(acc_s[m][n][2 * h], acc_s[m][n][2 * h + 1]));
+        row_max[m][h] = quad_max(x);
+      }
+    of_all(row_max);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
         before[m][h] = reference[m][h] == INFINITY ? -INFINITY : reference[m][h];
-        after[m][h] = fmaxf(before[m][h], quad_max(row_max) * units.scale + units.headroom);
+        after[m][h] = fmaxf(before[m][h], row_max[m][h] * units.scale + units.headroom);
         raised |= after[m][h] > before[m][h];
         summed |= before[m][h] > -INFINITY;
       }

@@ -11,14 +11,16 @@ struct FwdTile {
   int kRowTiles;     // 16-row tiles of a warp: two share every K and V fragment that is read from shared memory
   int kBlocksPerSm;  // asked of the register allocator
   bool kQInRegs;     // Q's fragments stay in registers
-  constexpr int warps() const { return kBlockM / (16 * kRowTiles); }
+  int kColWarps;     // warps with the same rows: they divide the keys of the scores, the columns of out
+  constexpr int warps() const { return kBlockM / (16 * kRowTiles) * kColWarps; }
   constexpr int threads() const { return 32 * warps(); }
 };
 
 // sQ | two stages of (sK | sV) | what the loop has no registers for: where the block is, which keys each warp sees,
-// what a general variant does to scores, the references of the rows
+// what a general variant does to scores, each warp's references of the rows | what pairs of warps exchange: numbers of
+// their rows, P
 struct FwdSmem {
-  int kv, place, warps, general, references, bytes;  // where each begins, sQ at 0, and the end
+  int kv, place, warps, general, references, numbers, p, bytes;  // where each begins, sQ at 0, and the end
 };
 
 constexpr FwdSmem fwd_smem(const FwdTile& t, int head_dim, int head_dim_v) {
@@ -28,20 +30,23 @@ constexpr FwdSmem fwd_smem(const FwdTile& t, int head_dim, int head_dim_v) {
   s.warps = s.place + 96;
   s.general = s.warps + 32 * t.warps();
   s.references = s.general + 192;
-  s.bytes = s.references + 4 * t.kBlockM;
+  s.numbers = s.references + 4 * t.kBlockM * t.kColWarps;
+  s.p = s.numbers + (t.kColWarps > 1 ? 4 * t.kBlockM * t.kColWarps : 0);
+  s.bytes = s.p + (t.kColWarps > 1 ? 2 * t.kBlockM * t.kBlockN : 0);
   return s;
 }
 
 // Shared memory bounds the products (128 bytes per clock), so a warp owns 32 rows wherever its registers hold them: out
 // needs head_dim_v of them, the scores kBlockN. Two blocks on a multiprocessor hide each other's softmax and barriers;
-// at head_dim 256 eight warps of one block halve the copies instead.
+// at head_dim 256 eight warps of one block halve the copies instead, and pairs of them share 32 rows.
 // small: for 99 KiB of shared memory, where the other does not fit.
 constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool small = false) {
-  FwdTile t = head_dim <= 64      ? FwdTile{128, 64, 2, 2, true}
-              : head_dim <= 128   ? FwdTile{128, 64, 2, 2, false}
-              : head_dim_v <= 128 ? FwdTile{128, 32, 2, 2, false}
-              : small             ? FwdTile{64, 32, 1, 2, false}
-                                  : FwdTile{128, 64, 1, 1, false};
+  FwdTile t = head_dim <= 64      ? FwdTile{128, 64, 2, 2, true, 1}
+              : head_dim <= 128   ? FwdTile{128, 64, 2, 2, false, 1}
+              : head_dim_v <= 128 ? FwdTile{128, 32, 2, 2, false, 1}
+              : small             ? FwdTile{64, 32, 1, 2, false, 1}
+              : head_dim_v <= 192 ? FwdTile{128, 64, 1, 1, false, 1}
+                                  : FwdTile{128, 64, 2, 1, false, 2};
 #ifdef FLASH_TUNE_BLOCK_M
   t.kBlockM = FLASH_TUNE_BLOCK_M;
 #endif
@@ -57,6 +62,9 @@ constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool small = false) {
 #ifdef FLASH_TUNE_Q_IN_REGS
   t.kQInRegs = FLASH_TUNE_Q_IN_REGS != 0;
 #endif
+#ifdef FLASH_TUNE_COL_WARPS
+  t.kColWarps = FLASH_TUNE_COL_WARPS;
+#endif
   return t;
 }
 
@@ -65,6 +73,7 @@ struct BwdTile {
   int kRowTiles;         // 16-key tiles of a warp
   int kColWarps;         // warps with the same keys: they divide the queries of the scores, the columns of dk and dv
   int kSubM;             // queries whose scores a warp has in registers
+  int kDqCols;           // columns of dq that a warp has in registers: the fewer, the more often it reads dS
   int kBlocksPerSm;      // asked of the register allocator
   FLASH_HD constexpr int key_warps() const { return kBlockN / (16 * kRowTiles); }
   FLASH_HD constexpr int warps() const { return key_warps() * kColWarps; }
@@ -77,11 +86,11 @@ struct BwdTile {
 // 64, and P^T and dS^T then leave one product in registers as the operand of the next; beyond, warps share keys and
 // divide the columns. small: for 99 KiB of shared memory, where the other does not fit.
 constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, bool small = false) {
-  BwdTile t = head_dim <= 64    ? BwdTile{64, 128, 2, 1, 32, 2}
-              : head_dim <= 96  ? BwdTile{64, 64, 2, 2, 32, 2}
-              : head_dim <= 128 ? (small ? BwdTile{64, 64, 2, 2, 32, 1} : BwdTile{64, 128, 2, 2, 32, 1})
-              : small           ? BwdTile{32, 32, 1, 2, 16, 1}
-                                : BwdTile{64, 64, 2, 4, 16, 1};
+  BwdTile t = head_dim <= 64    ? BwdTile{64, 128, 2, 1, 32, 32, 2}
+              : head_dim <= 96  ? BwdTile{64, 64, 2, 2, 32, 48, 2}
+              : head_dim <= 128 ? (small ? BwdTile{64, 64, 2, 2, 32, 32, 1} : BwdTile{64, 128, 2, 2, 32, 32, 1})
+              : head_dim <= 192 ? (small ? BwdTile{32, 32, 1, 2, 16, 48, 1} : BwdTile{64, 64, 2, 4, 16, 48, 1})
+                                : (small ? BwdTile{32, 32, 1, 2, 16, 32, 1} : BwdTile{64, 64, 2, 4, 16, 64, 1});
 #ifdef FLASH_TUNE_BLOCK_M
   t.kBlockM = FLASH_TUNE_BLOCK_M;
 #endif
@@ -96,6 +105,9 @@ constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, bool small = false) {
 #endif
 #ifdef FLASH_TUNE_SUB_M
   t.kSubM = FLASH_TUNE_SUB_M;
+#endif
+#ifdef FLASH_TUNE_DQ_COLS
+  t.kDqCols = FLASH_TUNE_DQ_COLS;
 #endif
 #ifdef FLASH_TUNE_BLOCKS_PER_SM
   t.kBlocksPerSm = FLASH_TUNE_BLOCKS_PER_SM;

@@ -60,9 +60,11 @@ void test_copy_lanes() {
 }
 
 // Each element of dq is summed in exactly one place, and each place is used.
-template <int kBlockM, int kHeadDim, int kWarps>
+template <int kHeadDim, bool kSmall>
 void test_dq_pieces() {
-  using Pieces = DqPieces<kBlockM, kHeadDim, kWarps>;
+  constexpr BwdTile kTile = bwd_tile(kHeadDim, kHeadDim, kSmall);
+  constexpr int kBlockM = kTile.kBlockM, kWarps = kTile.warps();
+  using Pieces = DqPieces<kBlockM, kHeadDim, kWarps, kTile.kDqCols>;
   std::set<int> elements, fragments;
   for (int warp = 0; warp < kWarps; warp++)
     for (int piece = 0; piece < Pieces::kPieces; piece++)
@@ -210,6 +212,7 @@ void test_tiles_fit() {
         EXPECT(fits(device, 1, fwd_smem(large, d, dv).bytes) || fits(device, 1, fwd_smem(small, d, dv).bytes),
                "forward ", d, "/", dv, " in ", device.per_block);
         EXPECT(large.kBlockM % (16 * large.kRowTiles) == 0 && large.kBlockN % 32 == 0, "forward ", d, "/", dv);
+        EXPECT(large.kColWarps == 1 || dv / large.kColWarps % 64 == 0, "forward ", d, "/", dv, ": panels of a warp");
         EXPECT(registers_fit(large) && registers_fit(small), "forward ", d, "/", dv);
       } else if (key.pass == Pass::kBwd) {
         const BwdTile large = bwd_tile(d, dv), small = bwd_tile(d, dv, true);
@@ -239,14 +242,14 @@ int main() {
   test_copy_lanes<32, 96, 128>();
   test_copy_lanes<128, 64, 256>();
   test_copy_lanes<32, 64, 32>();
-  test_dq_pieces<64, 64, 4>();
-  test_dq_pieces<64, 96, 4>();
-  test_dq_pieces<64, 128, 4>();
-  test_dq_pieces<64, 128, 8>();
-  test_dq_pieces<32, 192, 4>();
-  test_dq_pieces<64, 192, 8>();
-  test_dq_pieces<64, 256, 8>();
-  test_dq_pieces<32, 256, 4>();
+  test_dq_pieces<64, false>();
+  test_dq_pieces<96, false>();
+  test_dq_pieces<128, false>();
+  test_dq_pieces<128, true>();
+  test_dq_pieces<192, false>();
+  test_dq_pieces<192, true>();
+  test_dq_pieces<256, false>();
+  test_dq_pieces<256, true>();
   test_tile_index();
   test_head_splits();
   test_dq_turns();
