@@ -130,8 +130,11 @@ struct BwdScores {
   }
 
   // Which of the lane's elements of column tiles n and n + 1 dropout keeps, n even. One draw serves all keys of a
-  // query, which lie in one group of 64, and the query 8 further on.
-  __device__ __forceinline__ static int kept_bit(int m, int n, int i) { return 8 * m + n % 2 * 4 + i; }
+  // query, which lie in one group of 64, and the query 8 further on. The bit of element i of row tile m and column tile
+  // n is kept_bit(m, n, i): the first one drawn is the highest.
+  __device__ __forceinline__ static int kept_bit(int m, int n, int i) {
+    return 8 * kRowTiles - 1 - (4 * kRowTiles * (i % 2) + 4 * m + n % 2 * 2 + i / 2);
+  }
   __device__ __forceinline__ uint32_t draw_kept(int n, int row0, const General<T>& general) const {
     uint32_t kept = 0;
 #pragma unroll
@@ -140,10 +143,8 @@ struct BwdScores {
 #pragma unroll
       for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
-        for (int x = 0; x < 4; x++) {
-          const int tile = x / 2, half = x % 2;
-          kept |= uint32_t(general.keep(random, 8 * tile, key_of(m, half))) << kept_bit(m, tile, 2 * half + i);
-        }
+        for (int x = 0; x < 4; x++)  // of the two tiles either half of the keys
+          kept = __funnelshift_l(general.kept_sign(random, x / 2 * 8, key_of(m, x % 2)), kept, 1);
     }
     return kept;
   }

@@ -40,8 +40,10 @@ class General {
   __device__ __forceinline__ float keep_scale() const { return drops_ ? dropout_.scale : 1.f; }
   // The random bits of the lane's columns in the 64 that hold `col`, for `row` and the one that differs in bit 3.
   __device__ __forceinline__ Philox draw(int row, int col) const { return dropout_.draw(head_index_, row, col); }
-  __device__ __forceinline__ bool keep(const Philox& random, int row, int col) const {
-    return dropout_.keep(random, row, col);
+  // The highest bit: whether column col is kept.
+  __device__ __forceinline__ uint32_t kept_sign(const Philox& random, int row, int col) const {
+    const uint32_t signs = dropout_.kept_signs(Dropout::word(random, row, col));
+    return col % 2 ? signs : signs << 16;
   }
   // Bits 0 and 1: whether columns col and col + 1 are kept, col even.
   __device__ __forceinline__ uint32_t kept_pair(const Philox& random, int row, int col) const {
