@@ -4,7 +4,7 @@
 //
 //   warpgroup 0   S, P, dV      bwd_pair_values.cuh
 //   warpgroup 1   dP, dS, dK    bwd_pair_keys.cuh
-//   warpgroup 2   dQ            bwd_pair_dq.cuh
+//   warpgroup 2   dQ            bwd_pair_dq.cuh, bwd_pair_deferred_dq.cuh
 //   warpgroup 3   claims tiles, copies; dropout's bits, dbias    bwd_pair_loader.cuh, bwd_helper.cuh
 //
 // As many pairs as fit onto the device work through tiles of 128 keys. Barriers stand in bwd_pair_args.cuh.
@@ -13,7 +13,7 @@
 #include "../ptx/griddep.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "bwd_epilogue.cuh"
-#include "bwd_pair_dq.cuh"
+#include "bwd_pair_deferred_dq.cuh"
 #include "bwd_pair_keys.cuh"
 #include "bwd_pair_loader.cuh"
 #include "bwd_pair_values.cuh"
@@ -90,20 +90,20 @@ __global__ void FLASH_CLUSTER(2, 1, 1) __launch_bounds__(Traits::kThreads, 1)
   const BwdParams& p = args.p;
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warpgroup == 0) {
-    ptx::setmaxnreg_inc<Traits::kTile.registers_main>();
+    ptx::setmaxnreg_inc<Traits::kRegistersValues>();
     run_pair<ValueWarpgroup<Traits>>(args, smem, shared, rank, [&](const BwdBlock& block, auto& values, int row0) {
       T* dv = static_cast<T*>(p.dv.ptr) + offset_of(p.dv, block.batch, block.seq.k0, 0, block.head_kv);
       const float scale = p.dropout_p > 0.f ? 1.f / (1.f - p.dropout_p) : 1.f;
       store_rows<T, Traits::kHeadDimV>(dv, p.dv.row, row0, block.rows_k, p.head_dim_v, values.acc_dv, scale);
     });
   } else if (warpgroup == 1) {
-    ptx::setmaxnreg_inc<Traits::kTile.registers_main>();
+    ptx::setmaxnreg_inc<Traits::kRegistersKeys>();
     run_pair<KeyWarpgroup<Traits>>(args, smem, shared, rank, [&](const BwdBlock& block, auto& keys, int row0) {
       T* dk = static_cast<T*>(p.dk.ptr) + offset_of(p.dk, block.batch, block.seq.k0, 0, block.head_kv);
       store_rows<T, Traits::kHeadDim>(dk, p.dk.row, row0, block.rows_k, p.head_dim, keys.acc_dk, p.softmax_scale);
     });
   } else if (warpgroup == 2) {
-    ptx::setmaxnreg_dec<Traits::kTile.registers_dq>();
+    ptx::setmaxnreg_dec<Traits::kRegistersDq>();
     run_pair_dq<Traits>(args, smem, shared, rank);
   } else {
     ptx::setmaxnreg_dec<Traits::kTile.registers_producer>();

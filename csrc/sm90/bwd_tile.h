@@ -30,7 +30,7 @@ constexpr BwdTile bwd_tile_row(int head_dim) {
   // adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and dO
   // are all that fits, and at 256 one dS tile. Joint steps gain 6 to 10 % at 192. At 256 their registers would have to
   // come from dQ: its pieces would be narrow, and with one dS tile the whole step waits for dQ (30 % slower). With
-  // head_dim_v 128, 192 has one dS tile more where the kernel is plain (bwd_pair_args.cuh).
+  // head_dim_v 128, 192 has two dS tiles more and other registers where the kernel is plain (bwd_pair_args.cuh).
   //
   // The producer has 32 registers, for with 24 it spills.
   //

@@ -1,0 +1,124 @@
+// The dQ warpgroup of a pair with registers for two steps: the additions of one are issued beside the products of the
+// next. In turn, the tensor cores would wait for the queue of additions, and the queue for them.
+#pragma once
+
+#include "bwd_pair_dq.cuh"
+
+namespace flash::sm90 {
+
+// All steps of a tile of keys. Not for exact sums: rounding them takes more registers than there are.
+template <class Traits>
+struct DeferredDq {
+  static constexpr int kBandsOfStep = Traits::kBlockM / kBandRows;
+  static constexpr int kCount = Traits::kHalf / 2, kGroups = kCount / 4;  // a thread's numbers; of eight columns each
+  static constexpr int kEarly = kGroups / 2;  // added before the wait for the products: with all the slot is kept (7 %)
+
+  const BwdArgs& args;
+  const BwdBlock& block;
+  const BwdPairSmem<Traits> smem;
+  const int rank;
+  int& index;  // of the step, counted over all tiles of keys
+  BwdSteps::Step step;
+
+  const int groups = args.p.head_dim / 8 - rank * (Traits::kHalf / 8);  // that exist of this block's columns
+  const int bands = ceil_div(block.seq.seqlen_q, kBandRows);
+
+  struct Sum {
+    float acc[kCount];  // 16 rows x kHalf of this warp
+    float* dst;         // this lane's first numbers
+    bool exists;        // the band
+  };
+
+  __device__ __forceinline__ void start(Sum& sum) {
+    const int slot = index % Traits::kDsStages;
+    const uint32_t phase = phase_of<Traits::kDsStages>(index);
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);  // so that ptxas knows it to be uniform
+    const int my_band = step.m_block * kBandsOfStep + warp, head = block.head_kv * block.steps.group + step.head;
+    sum.exists = my_band < bands;
+    const int64_t band = head * args.bands + block.band0 + my_band;
+    sum.dst = DqBand::of(args, band).dst + rank * (Traits::kHalf / 8) * 128;
+    ptx::mbarrier_wait(smem.ds_full(slot), phase);
+    ptx::pin(sum.acc);
+    issue_half_dq<Traits>(sum.acc, smem.slot(slot), smem.own_k(), false);
+    ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
+    if (threadIdx.x % 128 == 0)
+      ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
+    issue_half_dq<Traits>(sum.acc, smem.peer_ds(slot), smem.peer_k(), true);
+  }
+
+  __device__ __forceinline__ void finish(Sum& sum) {
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(sum.acc);
+    const int slot = index % Traits::kDsStages;
+    if (threadIdx.x % 32 == 0) {
+      ptx::mbarrier_arrive(smem.slot_empty(slot));
+      ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
+    }
+    index++;
+    step = block.steps.ahead(step, 1);
+  }
+
+  // Groups [kFirst, kEnd).
+  template <int kFirst, int kEnd>
+  __device__ __forceinline__ void add(Sum& sum) const {
+    using Part = float (&)[4 * (kEnd - kFirst)];
+    const DqBand dq{sum.dst + kFirst * 128, 1.f, 1.f};
+    if (sum.exists) dq.template add_floats<false>(dq.dst, reinterpret_cast<Part>(sum.acc[4 * kFirst]), groups - kFirst);
+  }
+
+  __device__ __forceinline__ void next(Sum& sum, Sum& before) {
+    start(sum);
+    add<0, kEarly>(before);
+    finish(sum);
+    add<kEarly, kGroups>(before);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (block.steps.total() == 0) return;
+    const int end = index + block.steps.total();
+    Sum a, b;
+    start(a);
+    finish(a);
+#pragma unroll 1
+    while (index + 1 < end) {
+      next(b, a);
+      next(a, b);
+    }
+    if (index < end) {
+      next(b, a);
+      add<0, kGroups>(b);
+    } else {
+      add<0, kGroups>(a);
+    }
+  }
+};
+
+template <class Traits>
+__device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
+                                                int rank, int& index) {
+  if constexpr (Traits::kDeferred)
+    if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, {block.steps.begin, 0}}.run();
+  add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
+}
+
+template <class Traits>
+__device__ __forceinline__ void run_pair_dq(const BwdArgs& args, BwdPairSmem<Traits> smem, uint8_t* shared, int rank) {
+  ptx::griddepcontrol_wait();  // for row_scale, which is read ahead of every barrier
+  int index = 0;
+#pragma unroll 1
+  for (int tile = 0;; tile++) {
+    const BwdBlock& block = wait_for_tile(smem, shared, tile);
+    if (block.empty) break;
+    if constexpr (Traits::kHalfIsPanels) ptx::mbarrier_wait(smem.k_full(), tile % 2);
+    ptx::mbarrier_wait(smem.half_full(), tile % 2);
+    clear_unused_pair_keys<Traits>(args, block, smem, rank);
+    add_steps_to_dq<Traits>(args, block, smem, rank, index);
+    if (threadIdx.x % 32 == 0) {
+      if constexpr (Traits::kHalfIsPanels) ptx::mbarrier_arrive(smem.k_empty());
+      ptx::mbarrier_arrive(smem.half_empty());
+      ptx::mbarrier_arrive(smem.tile_empty(tile));
+    }
+  }
+}
+
+}  // namespace flash::sm90
