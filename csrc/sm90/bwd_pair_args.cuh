@@ -21,7 +21,7 @@ struct BwdPairTraits {
   static constexpr int kThreads = 512;
   static constexpr bool kAhead = kTile.joint && !kGeneral;  // the next step's first products with this step's last ones
   // At 192/128 there are registers for dQ of two steps, whose additions then run beside the next products
-  // (bwd_pair_deferred_dq.cuh): 4 to 7 % from 4k on. There is also room for two more dS tiles.
+  // (bwd_pair_deferred_dq.cuh): 7 to 8 % from 4k on. There is also room for two more dS tiles.
   static constexpr bool kDeferred = kAhead && kHeadDimV <= 128;
   static constexpr int kDsStages = kTile.ds_stages + (kDeferred ? 2 : 0);
   static constexpr int kRegistersValues = kDeferred ? 160 : kTile.registers_main;

@@ -11,7 +11,7 @@ template <class Traits>
 struct DeferredDq {
   static constexpr int kBandsOfStep = Traits::kBlockM / kBandRows;
   static constexpr int kCount = Traits::kHalf / 2, kGroups = kCount / 4;  // a thread's numbers; of eight columns each
-  static constexpr int kEarly = kGroups / 2;  // added before the wait for the products: all keep the slot (3 to 9 %)
+  static constexpr int kEarly = kGroups / 2;  // added before the other block's dS is multiplied
 
   const BwdArgs& args;
   const BwdBlock& block;
@@ -29,6 +29,7 @@ struct DeferredDq {
     bool exists;        // the band
   };
 
+  // The product over this block's keys.
   __device__ __forceinline__ void start(Sum& sum) {
     const int slot = index % Traits::kDsStages;
     const uint32_t phase = phase_of<Traits::kDsStages>(index);
@@ -40,6 +41,12 @@ struct DeferredDq {
     ptx::mbarrier_wait(smem.ds_full(slot), phase);
     ptx::pin(sum.acc);
     issue_half_dq<Traits>(sum.acc, smem.slot(slot), smem.own_k(), false);
+  }
+
+  // Over the keys of the other block, whose dS comes later.
+  __device__ __forceinline__ void start_peer(Sum& sum) {
+    const int slot = index % Traits::kDsStages;
+    const uint32_t phase = phase_of<Traits::kDsStages>(index);
     ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
     if (threadIdx.x % 128 == 0)
       ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
@@ -69,6 +76,7 @@ struct DeferredDq {
   __device__ __forceinline__ void next(Sum& sum, Sum& before) {
     start(sum);
     add<0, kEarly>(before);
+    start_peer(sum);
     finish(sum);
     add<kEarly, kGroups>(before);
   }
@@ -78,6 +86,7 @@ struct DeferredDq {
     const int end = index + block.steps.total();
     Sum a, b;
     start(a);
+    start_peer(a);
     finish(a);
 #pragma unroll 1
     while (index + 1 < end) {
