@@ -68,6 +68,11 @@ __device__ __forceinline__ float exp2_approx(float x) {  // ex2.approx.ftz: exp2
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float log2_approx(float x) {  // lg2.approx.ftz: off by 2^-22, near 1 in absolute terms
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;

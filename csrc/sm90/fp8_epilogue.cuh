@@ -12,6 +12,8 @@ __device__ __forceinline__ void store_fp8_tile(Fp8Totals<Traits>& totals, const 
                                                const FwdArgs& args, const Tile& tile, FragmentPlace at) {
   const FwdParams& p = args.params;
   const float v_descale = Descales::of(p, tile).v;
+  bool exists[2], empty[2];
+  float factor[2];
   const float sink = p.sinks != nullptr ? p.sinks[tile.head] : -CUDART_INF_F;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -20,15 +22,20 @@ __device__ __forceinline__ void store_fp8_tile(Fp8Totals<Traits>& totals, const 
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     const RowResult result = row_result(softmax.shift[r], sum, kLn2, sink);
-    const bool exists = row < tile.seqlen_q, empty = result.inverse_sum == 0.f;
-    if (threadIdx.x % 4 == 0 && exists) p.lse.ptr[offset_of(p.lse, tile.batch, tile.q0, row, tile.head)] = result.lse;
-    const int64_t offset = offset_of(p.out, tile.batch, tile.q0, row, tile.head);
-    const float factor = result.inverse_sum * v_descale;
+    exists[r] = row < tile.seqlen_q;
+    empty[r] = result.inverse_sum == 0.f;
+    factor[r] = result.inverse_sum * v_descale;
+    if (threadIdx.x % 4 == 0 && exists[r])
+      p.lse.ptr[offset_of(p.lse, tile.batch, tile.q0, row, tile.head)] = result.lse;
+  }
+  zero_empty_rows(totals.result(), empty);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int64_t offset = offset_of(p.out, tile.batch, tile.q0, at.row + 8 * r, tile.head);
     if (p.out_dtype == DType::kF16) {
-      store_row(totals.result(), r, factor, empty, exists ? static_cast<__half*>(p.out.ptr) + offset : nullptr,
-                p.head_dim_v);
+      store_row(totals.result(), r, factor[r], exists[r], static_cast<__half*>(p.out.ptr) + offset, p.head_dim_v);
     } else {
-      store_row(totals.result(), r, factor, empty, exists ? static_cast<__nv_bfloat16*>(p.out.ptr) + offset : nullptr,
+      store_row(totals.result(), r, factor[r], exists[r], static_cast<__nv_bfloat16*>(p.out.ptr) + offset,
                 p.head_dim_v);
     }
   }

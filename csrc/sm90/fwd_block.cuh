@@ -112,7 +112,7 @@ class FwdBlock : protected FwdConsumerPipeline<Traits> {
     ptx::mbarrier_wait(smem.v_full(at.stage), at.parity);
   }
 
-  __device__ __forceinline__ void store_tile(const Tile& t) const {
+  __device__ __forceinline__ void store_tile(const Tile& t) {
     sm90::store_tile<Traits>(acc_o, softmax, args, t, place(t));
   }
 

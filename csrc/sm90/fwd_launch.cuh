@@ -92,6 +92,7 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   if (args.option == Option::kDropout && threshold > kMaxThreshold) args.option = Option::kAny;
   if (args.option == Option::kBias && args.qk_per_score > kMaxQkPerScore) args.option = Option::kAny;
   const int64_t tiles = set_order<Traits>(args);
+  if (!args.packed) args.order.section = short_section(args.order, args.group);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
 
   const int blocks = int(std::min<int64_t>(multiprocessors(p.device), tiles));

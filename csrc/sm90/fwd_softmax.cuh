@@ -91,7 +91,7 @@ struct FwdSoftmax {
     row_sum[0] = row_sum[1] = 0.f;
     exact_blocks = 0;
     look_at_reference(is_far(reference, args));
-    exact_exponentials(acc_s, p, row_sum);
+    exact(acc_s, p);
   }
 
   // Brings the reference up to the block's maximum if that is far above it. correct() gets the factors for all that was
@@ -134,7 +134,7 @@ struct FwdSoftmax {
     for (int i = 0; i < kOut; i++) acc_o[i] *= correction[(i / 2) % 2];
   }
 
-  // Any later block, after raise().
+  // With the reference at hand: the first block, or a later one after raise().
   __device__ __forceinline__ void exact(const float (&acc_s)[kScores], uint32_t (&p)[kGroups][4]) {
     float block_sum[2] = {};
     if (odd) {

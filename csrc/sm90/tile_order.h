@@ -83,6 +83,15 @@ FLASH_HD int batches_together(int64_t l2_bytes, int64_t bytes_per_kv_head, int b
   return together;
 }
 
+// Where a sequence has so few tiles, sections hold few heads: the first tiles of many heads at once would read keys and
+// values faster than global memory gives them, and the tiles behind them nothing.
+inline constexpr int kFewTiles = 3, kTilesOfShortSection = 24;
+
+FLASH_HD int short_section(const TileOrder& order, int group) {
+  if (order.m_blocks > kFewTiles) return order.section;
+  return min_of(order.section, ceil_div(kTilesOfShortSection, order.m_blocks * group) * group);
+}
+
 // Heads of a section: grouped heads share their keys and values.
 FLASH_HD int section_heads(int64_t l2_bytes, int64_t bytes_per_kv_head, int group, int heads) {
   const int64_t fit = l2_bytes / (bytes_per_kv_head > 0 ? bytes_per_kv_head : 1);

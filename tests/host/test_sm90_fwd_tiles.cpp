@@ -86,6 +86,18 @@ void test_sections() {
   EXPECT(section_heads(1 << 20, 0, 1, 16) == 16, "no keys");
 }
 
+void test_short_sections() {
+  const auto of = [](int m_blocks, int section, int group) {
+    return short_section({m_blocks, 1024, section, true}, group);
+  };
+  EXPECT(of(3, 128, 1) == 8, "three tiles a head");
+  EXPECT(of(2, 128, 1) == 12, "two tiles a head");
+  EXPECT(of(3, 128, 4) == 8, "whole groups");
+  EXPECT(of(3, 128, 16) == 16, "one group at least");
+  EXPECT(of(3, 4, 1) == 4, "no more than fit the cache");
+  EXPECT(of(4, 128, 1) == 128, "enough tiles");
+}
+
 // What a warpgroup visits lies in its tile, leaves out no more than it may, holds every key its rows see, and blocks
 // that are called full need no mask.
 void test_blocks(const Band& band, int warpgroups, int block_n, SkipLimits skip) {
@@ -136,6 +148,7 @@ int main() {
     for (const TileOrder order : {TileOrder{1, 1, 1, false}, {7, 5, 2, false}, {3, 16, 16, false}, {64, 3, 1, false}})
       test_order({order.m_blocks, order.heads, order.section, longest_first});
   test_sections();
+  test_short_sections();
   for (const int seqlen_q : {1, 64, 65, 128, 193, 1000})
     for (const int heads : {1, 5, 16, 64})
       for (const int warpgroups : {2, 3})
