@@ -23,7 +23,7 @@ struct Fp8Traits {
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   static constexpr int kValueLoaders = 1, kTransposers = 2;            // warps
   static constexpr int kValueRows = kUnitKeys;                         // keys of one copy of V
-  static constexpr bool kSplitsTail = true;                            // tile_order.h
+  static constexpr bool kSplitsTail = true, kEvenTiles = false;        // tile_order.h
   static constexpr int kMaxSkipLeft = 1, kMaxSkipRight = kStages - 1;  // as in FwdTraits
 
   // Panels of 128 columns, 128 bytes wide; what a head dim leaves of the last one is zeros that no product reads.

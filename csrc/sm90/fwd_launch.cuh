@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <climits>
 
 #include "fwd_counters.cuh"
 #include "fwd_kernel.cuh"
@@ -64,6 +65,21 @@ int64_t set_order(FwdArgs& a) {
   return a.num_tiles;
 }
 
+// Returns the number of tiles and pieces. With a mask tiles differ in length anyway, and the short ones come last.
+template <class Traits>
+int64_t set_even_tiles(FwdArgs& a, int64_t tiles) {
+  const FwdParams& p = a.params;
+  a.tail = {INT_MAX, 0};
+  a.even = {-1};
+  constexpr int kWorthIt = 4096;  // shorter tiles gain nothing by it
+  if (a.packed || p.window_left >= 0 || p.window_right >= 0 || p.seqlen_k < kWorthIt) return tiles;
+  a.even = EvenTiles::of(p.seqlen_q, Traits::kWarpgroups);
+  if (a.even.tall < 0) return tiles;
+  const int blocks = multiprocessors(p.device), rest = a.num_tiles % blocks;
+  if (2 * rest <= blocks) a.tail = {a.num_tiles - rest, rest};
+  return 2 * rest <= blocks ? a.tail.count() : tiles;
+}
+
 inline void check_sizes(const FwdParams& p) {
   FLASH_CHECK_ARG(p.total_q < (int64_t(1) << 31) && p.total_k < (int64_t(1) << 31),
                   "at most 2^31 - 1 rows are supported, got ", p.total_q, " queries and ", p.total_k, " keys");
@@ -91,9 +107,10 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   if (Traits::kOptionLoops) args.option = option_of(p, args.copies_bias);
   if (args.option == Option::kDropout && threshold > kMaxThreshold) args.option = Option::kAny;
   if (args.option == Option::kBias && args.qk_per_score > kMaxQkPerScore) args.option = Option::kAny;
-  const int64_t tiles = set_order<Traits>(args);
+  int64_t tiles = set_order<Traits>(args);
   if (!args.packed) args.order.section = short_section(args.order, args.group);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
+  if (Traits::kEvenTiles) tiles = set_even_tiles<Traits>(args, tiles);
 
   const int blocks = int(std::min<int64_t>(multiprocessors(p.device), tiles));
   launch_kernel("fwd_sm90", fwd_kernel<Traits>, true, dim3(blocks), Traits::kThreads, FwdSmem<Traits>::kBytes,

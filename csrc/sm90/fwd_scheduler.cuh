@@ -64,7 +64,12 @@ class FwdScheduler {
       t.seqlen_k = s.seqlen_k;
       t.q0 = int(s.q0);
       t.k0 = int(s.k0);
-      if constexpr (Traits::kSplitsTail) {
+      if constexpr (Traits::kEvenTiles) {
+        if (args.even.tall >= 0) {
+          const EvenTiles::Rows rows = args.even.rows(t.m_block, piece, Traits::kWarpgroups);
+          t.cut(rows.first, rows.count);
+        }
+      } else if constexpr (Traits::kSplitsTail) {
         constexpr int kFirst = 64 * ceil_div(Traits::kWarpgroups, 2);
         if (piece >= 0)
           t.cut(t.m_block * Traits::kBlockM + piece * kFirst, piece == 0 ? kFirst : Traits::kBlockM - kFirst);

@@ -27,7 +27,8 @@ struct FwdTraits {
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kConsumerWarps = 4 * kWarpgroups;
   static constexpr int kValueLoaders = 0, kValueRows = kBlockN;  // the producer loads V
-  static constexpr bool kSplitsTail = false;                     // as in tile_order.h
+  // As in tile_order.h. With more warpgroups or fewer it costs as much as it gives.
+  static constexpr bool kSplitsTail = !kGeneral && kHeadDim == 128 && kWarpgroups == 3, kEvenTiles = kSplitsTail;
 
   // A warpgroup may pass over blocks of its tile that only the other warpgroups see. More than these and it would wait
   // for a block whose load waits for the V block that it still holds.
@@ -76,8 +77,9 @@ struct FwdArgs {
   float factor_log2;  // of q.k to log2 units, where there is no softcap
   float qk_per_score;
   SoftcapArgs softcap;
-  int nothing;    // 0, which the compiler does not know
-  TileTail tail;  // where the kernel splits it, dense only
+  int nothing;     // 0, which the compiler does not know
+  TileTail tail;   // where the kernel splits it, dense only
+  EvenTiles even;  // where the kernel has them, dense only
 };
 
 // A barrier is initialised with the number of its arrivals; "first" is the parity its first wait uses.

@@ -86,6 +86,29 @@ void test_sections() {
   EXPECT(section_heads(1 << 20, 0, 1, 16) == 16, "no keys");
 }
 
+// Every 64 rows of a sequence once, by tiles and by their pieces; tiles differ by one warpgroup at most.
+void test_even_tiles() {
+  for (const int warpgroups : {2, 3, 4})
+    for (int seqlen_q = 1; seqlen_q < 2000; seqlen_q += 7) {
+      const EvenTiles even = EvenTiles::of(seqlen_q, warpgroups);
+      const int tiles = ceil_div(seqlen_q, 64 * warpgroups);
+      if (even.tall < 0) {
+        EXPECT(seqlen_q <= 64 * tiles * (warpgroups - 1) - 64, "too short to be even: ", seqlen_q);
+        continue;
+      }
+      int next = 0;
+      for (int m = 0; m < tiles; m++) {
+        const auto all = even.rows(m, -1, warpgroups), first = even.rows(m, 0, warpgroups),
+                   second = even.rows(m, 1, warpgroups);
+        EXPECT(all.first == next && first.first == next, "tile ", m, " of ", seqlen_q);
+        EXPECT(all.count == 64 * warpgroups || all.count == 64 * (warpgroups - 1), "tile ", m, " of ", seqlen_q);
+        EXPECT(second.first == first.first + first.count && first.count + second.count == all.count, "pieces");
+        next += all.count;
+      }
+      EXPECT(next >= seqlen_q && next < seqlen_q + 64, "rows of ", seqlen_q);
+    }
+}
+
 void test_short_sections() {
   const auto of = [](int m_blocks, int section, int group) {
     return short_section({m_blocks, 1024, section, true}, group);
@@ -149,6 +172,7 @@ int main() {
       test_order({order.m_blocks, order.heads, order.section, longest_first});
   test_sections();
   test_short_sections();
+  test_even_tiles();
   for (const int seqlen_q : {1, 64, 65, 128, 193, 1000})
     for (const int heads : {1, 5, 16, 64})
       for (const int warpgroups : {2, 3})
