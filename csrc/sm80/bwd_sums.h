@@ -36,7 +36,7 @@ struct DqPieces {
   static constexpr int kCols = kCols_;
   static constexpr int kPieces = kColsPerWarp / kCols;
   static_assert(kRowWarps * kColWarps == kWarps && kColsPerWarp * kColWarps == kHeadDim &&
-                kPieces * kCols == kColsPerWarp);
+                kPieces * kCols == kColsPerWarp && kCols % 16 == 0);
   static constexpr int kFloats = kBlockM * kHeadDim;
 
   FLASH_HD static constexpr int row0(int warp) { return warp % kRowWarps * 32; }

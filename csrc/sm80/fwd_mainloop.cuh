@@ -142,8 +142,8 @@ struct FwdMainloop {
 #endif
   }
 
-  // The same where all are whole, `begin` being the last one. k, v: the thread's first chunks, which move on, if it
-  // keeps them.
+  // The same where neither this block nor the one before it has edges, `begin` being the last one. k, v: the thread's
+  // first chunks, which move on, if it keeps them.
   __device__ __forceinline__ bool next_plain_block(const T*& k, const T*& v, int begin) {
     if constexpr (!kMoves) copies.load_pointers(k, v);  // while the block is waited for
     ptx::cp_async_wait_group<0>();

@@ -2,9 +2,9 @@
 // and half of out's columns, so that it reads half of K and half of V. What one needs of the other passes through
 // shared memory, with these named barriers (64 threads each):
 //
-//                  arrive                               wait
-//   1 + pair       both, where rows' numbers are written  both, before they read the other's
-//   5 + warp       the warp, once its P is written      the other one, before the products with it
+//              arrive                                 wait
+//   1 + pair   both, where rows' numbers are written  both, before they read the other's
+//   5 + warp   the warp, once its P is written        the other one, before the products with it
 //
 // P is written again only behind the block barrier of the next step, by when both have read it.
 #pragma once

@@ -32,7 +32,7 @@ struct FwdPlace {
   int head_kv;
   SeqInfo seq;
   int begin, end;  // blocks of keys that the tile sees
-  // Of these, the ones that need neither a mask nor a maximum and are whole, as are those before them.
+  // Of these, the ones that need neither a mask nor a maximum and whose copies have no edges.
   int plain_begin, plain_end;
   int whole_rows;    // of K and V: they fill the columns of the tiles with aligned chunks
   int raise_always;  // the sums left their range without a maximum
