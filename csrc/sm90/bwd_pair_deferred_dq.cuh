@@ -31,6 +31,7 @@ struct DeferredDq {
 
   // The product over this block's keys.
   __device__ __forceinline__ void start(Sum& sum) {
+    static_assert(!Traits::kHalfIsPanels, "own_k has nothing in it");
     const int slot = index % Traits::kDsStages;
     const uint32_t phase = phase_of<Traits::kDsStages>(index);
     const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);  // so that ptxas knows it to be uniform

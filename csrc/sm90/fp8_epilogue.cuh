@@ -24,7 +24,7 @@ __device__ __forceinline__ void store_fp8_tile(Fp8Totals<Traits>& totals, const 
     const RowResult result = row_result(softmax.shift[r], sum, kLn2, sink);
     exists[r] = row < tile.seqlen_q;
     empty[r] = result.inverse_sum == 0.f;
-    factor[r] = result.inverse_sum * v_descale;
+    factor[r] = empty[r] ? 0.f : result.inverse_sum * v_descale;  // whatever the scale
     if (threadIdx.x % 4 == 0 && exists[r])
       p.lse.ptr[offset_of(p.lse, tile.batch, tile.q0, row, tile.head)] = result.lse;
   }

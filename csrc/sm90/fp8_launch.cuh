@@ -37,7 +37,7 @@ void launch_fp8(const FwdParams& p, Stream stream) {
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
   const int most_blocks = multiprocessors(p.device);
-  // With a mask tiles differ in length anyway, and the short ones come last.
+  // A piece counts its rows from its own first one: the diagonal of a mask would move with them.
   const bool splits = !args.packed && p.window_left < 0 && p.window_right < 0;
   args.tail =
       splits ? split_tail(args.num_tiles, int64_t(p.batch) * p.num_heads * p.seqlen_q, Traits::kBlockM, most_blocks)

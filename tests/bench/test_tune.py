@@ -1,3 +1,4 @@
+import re
 import subprocess
 
 import pytest
@@ -36,6 +37,15 @@ def test_the_lists_of_the_repository_are_readable():
     for path in lists:
         for variant in variants.read(path):
             assert build.build.sources_of_row(variant.row_name), variant
+
+
+def test_the_numbers_of_the_lists_are_those_of_the_kernels():
+    files = [*(variants.ROOT / "csrc").rglob("*.h"), *(variants.ROOT / "csrc").rglob("*.cuh")]
+    known = set(re.findall(r"FLASH_TUNE_\w+", "".join(path.read_text() for path in files)))
+    for path in (variants.ROOT / "bench" / "tune").glob("*.txt"):
+        for variant in variants.read(path):
+            names = {define.removeprefix("-D").split("=")[0] for define in variant.defines()}
+            assert names <= known, f"{path.name}: {variant.name}"
 
 
 def test_cases_of_a_row():
