@@ -133,6 +133,19 @@ def test_no_hidden_synchronisation():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
+def test_wrong_lengths_on_the_device_end(path, deterministic):
+    """They say nothing that makes sense, but no kernel waits for what never comes."""
+    q, k, v = (t.detach()[0].requires_grad_() for t in qkv("cuda", seqlen_q=300, seqlen_k=300, heads=8, heads_kv=1))
+    for starts in ([0, 2**30, -5, 10**9], [0, 200, 100, 300], [0, 300, 0, 300, 0, 300]):
+        wild = torch.tensor(starts, dtype=torch.int32, device="cuda")
+        with flash_ext.use_path(path):
+            out = flash_ext.flash_attn_varlen_func(q, k, v, wild, wild, 300, 300, deterministic=deterministic)
+        torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+        torch.cuda.synchronize()
+
+
 def test_wrong_lengths_on_the_device_reach_no_foreign_memory(monkeypatch):
     q, k, v = (t.detach()[0] for t in qkv("cuda"))
     wild = torch.tensor([0, 2**30, -5, 10**9], dtype=torch.int32, device="cuda")

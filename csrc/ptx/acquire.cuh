@@ -1,4 +1,4 @@
-// ld.acquire, st.release, red.release: a counter in global memory through which blocks hand over what they wrote.
+// ld.acquire, red.release: a counter in global memory through which blocks hand over what they wrote.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,6 @@ __device__ __forceinline__ uint32_t ld_acquire(const uint32_t* address) {
   uint32_t x;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
   return x;
-}
-__device__ __forceinline__ void st_release(uint32_t* address, uint32_t x) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(x) : "memory");
 }
 
 __device__ __forceinline__ void red_release(uint32_t* address, uint32_t x) {
