@@ -46,6 +46,10 @@ class Explanation:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
+def _empty(t: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(t, dtype=dtype)
+
+
 def explain(
     q: Tensor,
     k: Tensor,
@@ -85,10 +89,10 @@ def explain(
         if not plan.why_not:
             return Explanation(plan.fwd, "float8 inputs take no gradients", tuple(plan.notes()))
         notes.append(f"float8 inputs are converted to bfloat16, whose kernels run: {plan.why_not}")
-        q, k, v = (torch.empty_like(t, dtype=torch.bfloat16) for t in (q, k, v))
+        q, k, v = (_empty(t, torch.bfloat16) for t in (q, k, v))
     else:
         refuse_options(float8, q)
-        q, k, v = cast_for_autocast(autocast_dtype(q), q, k, v)
+        q, k, v = cast_for_autocast(autocast_dtype(q), q, k, v, cast=_empty)
     plan = Plan(q, k, v, *check_call((q, k, v, *rest), current_path()))
     notes += plan.notes()
     try:

@@ -123,11 +123,12 @@ def autocast_dtype(q: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(device_type)
 
 
-def cast_for_autocast(dtype: torch.dtype | None, *tensors: Tensor) -> list[Tensor]:
-    """torch's rule for scaled_dot_product_attention: float32 and 16-bit inputs become the autocast dtype."""
+def cast_for_autocast(dtype: torch.dtype | None, *tensors: Tensor, cast=Tensor.to) -> list[Tensor]:
+    """torch's rule for scaled_dot_product_attention: float32 and 16-bit inputs become the autocast dtype, by
+    ``cast(tensor, dtype)``."""
     if dtype is None:
         return list(tensors)
-    return [t.to(dtype) if _is_plain(t) and t.dtype in DTYPES else t for t in tensors]
+    return [cast(t, dtype) if _is_plain(t) and t.dtype in DTYPES and t.dtype != dtype else t for t in tensors]
 
 
 def _is_plain(t: Tensor) -> bool:

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_ext
 
@@ -151,10 +152,24 @@ def test_explain():
     scattered = q.transpose(1, 3).contiguous().transpose(1, 3)
     assert "q is copied" in str(flash_ext.explain(scattered, k, v))
     assert "float8" in str(flash_ext.explain(*(t.to(torch.float8_e4m3fn) for t in (q, k, v))))
-    with torch.autocast("cpu", torch.bfloat16):
-        assert (
-            flash_ext.explain(q, k.bfloat16(), v, return_lse=True).path == "cpu"
-        )  # as forward, whose keywords it takes
+
+
+def test_explain_under_autocast_converts_nothing():
+    q, k, v = make()
+    with torch.autocast("cpu", torch.bfloat16), Operators() as operators:
+        explanation = flash_ext.explain(q, k.bfloat16(), v, return_lse=True)
+    assert explanation.path == "cpu"
+    assert set(operators.names) == {"aten.empty_like.default"}
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 def test_merge_states():
