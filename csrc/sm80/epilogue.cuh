@@ -1,7 +1,7 @@
 // Normalises out, writes it through shared memory in 16-byte pieces, and writes the lse.
 #pragma once
 
-#include "fwd_mainloop.cuh"
+#include "fwd_pair_mainloop.cuh"
 #include "store.cuh"
 
 namespace flash::sm80 {

@@ -21,7 +21,7 @@ struct FwdMainloop {
   using TileK = typename Traits::TileK;
   using TileV = typename Traits::TileV;
   static constexpr int kBlockN = Traits::kBlockN, kRowTiles = Traits::kRowTiles, kWarpCols = Traits::kWarpCols;
-  static constexpr bool kIsPair = FwdPair<Traits>::kIsPair;
+  static constexpr bool kIsPair = Traits::kIsPair;
   static constexpr int kBlocksPerCheck = 8;  // whether the sums are in range: at the end, and now and then before
   // What a step needs once is read from shared memory, unless registers are left for it: by ptxas' report, on sm_80,
   // sm_86, sm_90 and sm_120 alike.
@@ -42,6 +42,7 @@ struct FwdMainloop {
   RowBlocks* const all_warp_blocks;
   const int warp_row0;       // the warp's first row in the tile
   int n_block;               // of kBlockN keys: the one that is added
+  int count = 0;             // of blocks before it, for pairs
   const Fragments<TileQ> q;  // the warp's rows
   const Fragments<TileK> k;  // stage 0, the warp's keys
   const Fragments<TileV> v;  // stage 0, the warp's columns
@@ -54,11 +55,15 @@ struct FwdMainloop {
         place(*reinterpret_cast<FwdPlace*>(shared_memory + Traits::kSmem.place)),
         all_warp_blocks(reinterpret_cast<RowBlocks*>(shared_memory + Traits::kSmem.warps)),
         warp_row0(threadIdx.x / 32 / Traits::kColWarps * Traits::kWarpRows),
-        q(Fragments<TileQ>(shared).from(warp_row0, 0).kept()),
+        q(kIsPair ? Fragments<TileQ>(shared).from(warp_row0, 0) : Fragments<TileQ>(shared).from(warp_row0, 0).kept()),
         k(Fragments<TileK>(shared + TileQ::kBytes).from(col_warp() * kWarpCols, 0).kept()),
         v(Fragments<TileV>(shared + TileQ::kBytes + TileK::kBytes).from(0, col_warp() * Traits::kWarpColsV).kept()),
         copies{p, shared},
         pair{shared} {
+    if constexpr (kIsPair) {
+      copies.barriers().init();
+      __syncthreads();
+    }
     copy_last_block(at);
   }
 
@@ -95,26 +100,30 @@ struct FwdMainloop {
     __syncthreads();
     if constexpr (kQInRegs) load_q_regs();
     Place at = place;
+    if constexpr (kIsPair) {
+      return run_pair_blocks(general, at);
+    } else {
 #pragma unroll 1
-    for (;; n_block--) {
-      if constexpr (!Traits::kGeneral) {
-        if (n_block < at.plain_end) {
-          const int plain_begin = at.plain_begin;
-          const T *k = nullptr, *v = nullptr;
-          if constexpr (kMoves) copies.first_chunks(n_block - 1, k, v);
+      for (;; n_block--) {
+        if constexpr (!Traits::kGeneral) {
+          if (n_block < at.plain_end) {
+            const int plain_begin = at.plain_begin;
+            const T *k = nullptr, *v = nullptr;
+            if constexpr (kMoves) copies.first_chunks(n_block - 1, k, v);
 #pragma unroll 1
-          for (; n_block >= plain_begin; n_block--) {
-            if (!(has_short_wait() ? next_plain_block(k, v, at.begin) : next_block(at))) return false;
-            add_block(general, true);
+            for (; n_block >= plain_begin; n_block--) {
+              if (!(has_short_wait() ? next_plain_block(k, v, at.begin) : next_block(at))) return false;
+              add_block(general, true, [] {});
+            }
           }
         }
+        if (!next_block(at)) return false;
+        if (n_block < at.begin) break;
+        add_block(general, false, [] {});
       }
-      if (!next_block(at)) return false;
-      if (n_block < at.begin) break;
-      add_block(general, false);
+      if constexpr (!kKeeps) softmax.load_references(references());
+      return true;
     }
-    if constexpr (!kKeeps) softmax.load_references(references());
-    return true;
   }
 
   // Waits for block n_block and begins to copy the one before it. Now and then, and behind the last block, returns
@@ -164,9 +173,12 @@ struct FwdMainloop {
     return true;
   }
 
+  __device__ bool run_pair_blocks(const General<T>& general, const FwdPlace& at);  // fwd_pair_mainloop.cuh
+  __device__ bool wait_pair_block(bool check);
+
   __device__ __forceinline__ void copy_last_block(const FwdPlace& at) {
     n_block = at.end - 1;
-    copies.block(n_block, at);
+    copies.block(n_block, at, count);
   }
 
   __device__ __forceinline__ void reset() {
@@ -187,16 +199,18 @@ struct FwdMainloop {
   }
 
   __device__ __forceinline__ void scores() {
-    gemm_qk<T>(acc_s, q_regs, q, 0, k.behind((n_block & 1) * kStageBytes));
+    gemm_qk<T>(acc_s, q_regs, q, 0, k.behind(((kIsPair ? count : n_block) & 1) * kStageBytes));
     if constexpr (!kKeeps) softmax.load_references(references());
   }
 
-  // plain: it needs neither a mask nor a maximum.
-  __device__ __forceinline__ void add_block(const General<T>& general, bool plain) {
+  // plain: it needs neither a mask nor a maximum. behind_scores() comes between the two products.
+  template <class F>
+  __device__ __forceinline__ void add_block(const General<T>& general, bool plain, const F& behind_scores) {
     if (!plain) {
-      if (!warp_blocks().sees(n_block)) return;
+      if (!warp_blocks().sees(n_block)) return behind_scores();
     }
     scores();
+    behind_scores();
     float scale = params.softmax_scale * kLog2e;
     if constexpr (Traits::kGeneral) {
       finish_general_scores(general);
@@ -233,9 +247,10 @@ struct FwdMainloop {
   // out += exp2(scores) V, 16 keys at a time, so that the tensor cores work on one group while the next is
   // exponentiated.
   __device__ __forceinline__ void accumulate(const General<T>& general, float exp2_scale) {
-    const Fragments<TileV> v = this->v.behind((n_block & 1) * kStageBytes);
-    const int key0 = col_warp() * kWarpCols;  // the warp's first in the block
-    uint32_t kept[kRowTiles][2] = {};         // of the lane's columns of its rows, as in lane_columns
+    const Fragments<TileV> v = this->v.behind(((kIsPair ? count : n_block) & 1) * kStageBytes);
+    const auto exchange = pair.exchange();
+    const int key0 = exchange.warp % Traits::kColWarps * kWarpCols;  // the warp's first in the block
+    uint32_t kept[kRowTiles][2] = {};  // of the lane's columns of its rows, as in lane_columns
     if constexpr (Traits::kGeneral)
       if (general.drops()) score_tile().draw_kept(kept, general);
 #pragma unroll
@@ -265,17 +280,17 @@ struct FwdMainloop {
           ptx::mma_m16n8k16<T>(softmax.rounded_sum[m], p[m], softmax.kOnes, softmax.kOnes);
       }
       if constexpr (kIsPair) {
-        pair.write(p, g);
-        if (g == kWarpCols / 16 - 1) pair.arrive_written();
+        exchange.write(p, g);
+        if (g == kWarpCols / 16 - 1) exchange.arrive_written();
       }
       gemm_pv<T>(acc_o, p, v.from(key0, 0), 16 * g);
     }
     if constexpr (kIsPair) {
-      pair.wait_written();
+      exchange.wait_written();
 #pragma unroll
       for (int g = 0; g < kWarpCols / 16; g++) {
         uint32_t p[kRowTiles][4];
-        pair.read(p, g);
+        exchange.read(p, g);
         gemm_pv<T>(acc_o, p, v.from(kWarpCols - key0, 0), 16 * g);
       }
     }

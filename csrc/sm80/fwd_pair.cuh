@@ -6,7 +6,7 @@
 //   1 + pair   both, where rows' numbers are written  both, before they read the other's
 //   5 + warp   the warp, once its P is written        the other one, before the products with it
 //
-// P is written again only behind the block barrier of the next step, by when both have read it.
+// P is written again only behind the copies of the next step, which wait until all warps have read it.
 #pragma once
 
 #include "../ptx/named_barrier.cuh"
@@ -18,7 +18,6 @@ namespace flash::sm80 {
 
 template <class Traits>
 struct FwdPair {
-  static constexpr bool kIsPair = Traits::kColWarps == 2;
   static constexpr int kRowTiles = Traits::kRowTiles;
   static_assert(Traits::kColWarps <= 2 && Traits::kThreads <= 256);
   using RowNumbers = float[kRowTiles][2];  // of the lane's rows, the same in the four lanes that share them
@@ -35,29 +34,35 @@ struct FwdPair {
     combine(x, [](float a, float b) { return a + b; });
   }
 
-  // group: of 16 keys of this warp.
-  __device__ __forceinline__ void write(const Operand& p, int group) const {
+  // P of a step.
+  struct Exchange {
+    const int warp;
+    const uint32_t own, other;  // the lane's 16 bytes of a fragment
+
+    // group: of 16 keys of this warp.
+    __device__ __forceinline__ void write(const Operand& p, int group) const {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; m++) ptx::st_shared(fragment(warp(), group, m), p[m]);
-  }
-  __device__ __forceinline__ void arrive_written() const { ptx::bar_arrive(5 + warp(), 64); }
-  __device__ __forceinline__ void wait_written() const { ptx::bar_sync(5 + (warp() ^ 1), 64); }
-  // group: of 16 keys of the other warp.
-  __device__ __forceinline__ void read(Operand& p, int group) const {
+      for (int m = 0; m < kRowTiles; m++) ptx::st_shared(own + (group * kRowTiles + m) * 512, p[m]);
+    }
+    __device__ __forceinline__ void arrive_written() const { ptx::bar_arrive(5 + warp, 64); }
+    __device__ __forceinline__ void wait_written() const { ptx::bar_sync(5 + (warp ^ 1), 64); }
+    // group: of 16 keys of the other warp.
+    __device__ __forceinline__ void read(Operand& p, int group) const {
 #pragma unroll
-    for (int m = 0; m < kRowTiles; m++) ptx::ld_shared(p[m], fragment(warp() ^ 1, group, m));
+      for (int m = 0; m < kRowTiles; m++) ptx::ld_shared(p[m], other + (group * kRowTiles + m) * 512);
+    }
+  };
+  __device__ __forceinline__ Exchange exchange() const {
+    constexpr int kBytes = Traits::kWarpCols / 16 * kRowTiles * 512;  // of a warp
+    const int w = warp();
+    const uint32_t p = smem + Traits::kSmem.p + threadIdx.x % 32 * 16;
+    return {w, p + w * kBytes, p + (w ^ 1) * kBytes};
   }
 
  private:
-  // The lane's 16 bytes.
-  __device__ __forceinline__ uint32_t fragment(int warp, int group, int m) const {
-    constexpr int kGroups = Traits::kWarpCols / 16;
-    return smem + Traits::kSmem.p + ((warp * kGroups + group) * kRowTiles + m) * 512 + thread_again() % 32 * 16;
-  }
-
   template <class F>
   __device__ __forceinline__ void combine(RowNumbers& x, const F& f) const {
-    if constexpr (kIsPair) {
+    if constexpr (Traits::kIsPair) {
       const uint32_t numbers = smem + Traits::kSmem.numbers, own = thread_again() / 4 * (8 * kRowTiles);
       const int barrier = 1 + warp() / 2;
       ptx::bar_sync(barrier, 64);  // the other has read what was there

@@ -16,6 +16,7 @@ struct FwdTraits {
   static constexpr int kBlockM = kTile.kBlockM, kBlockN = kTile.kBlockN;
   static constexpr int kRowTiles = kTile.kRowTiles, kWarpRows = 16 * kRowTiles, kThreads = kTile.threads();
   static constexpr int kColWarps = kTile.kColWarps;
+  static constexpr bool kIsPair = kColWarps == 2;  // fwd_pair.cuh
   // Of a warp: keys of the scores, columns of out.
   static constexpr int kWarpCols = kBlockN / kColWarps, kWarpColsV = kHeadDimV / kColWarps;
   using TileQ = SmemTile<kBlockM, kHeadDim>;

@@ -17,10 +17,10 @@ struct FwdTile {
 };
 
 // sQ | two stages of (sK | sV) | what the loop has no registers for: where the block is, which keys each warp sees,
-// what a general variant does to scores, each warp's references of the rows | what pairs of warps exchange: numbers of
-// their rows, P
+// what a general variant does to scores, each warp's references of the rows | for pairs of warps: numbers of their rows
+// and P, which they exchange, barriers
 struct FwdSmem {
-  int kv, place, warps, general, references, numbers, p, bytes;  // where each begins, sQ at 0, and the end
+  int kv, place, warps, general, references, numbers, p, barriers, bytes;  // where each begins, sQ at 0, and the end
 };
 
 constexpr FwdSmem fwd_smem(const FwdTile& t, int head_dim, int head_dim_v) {
@@ -32,7 +32,8 @@ constexpr FwdSmem fwd_smem(const FwdTile& t, int head_dim, int head_dim_v) {
   s.references = s.general + 192;
   s.numbers = s.references + 4 * t.kBlockM * t.kColWarps;
   s.p = s.numbers + (t.kColWarps > 1 ? 4 * t.kBlockM * t.kColWarps : 0);
-  s.bytes = s.p + (t.kColWarps > 1 ? 2 * t.kBlockM * t.kBlockN : 0);
+  s.barriers = s.p + (t.kColWarps > 1 ? 2 * t.kBlockM * t.kBlockN : 0);
+  s.bytes = s.barriers + (t.kColWarps > 1 ? 32 : 0);
   return s;
 }
 
