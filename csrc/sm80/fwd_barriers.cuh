@@ -29,11 +29,6 @@ struct FwdBarriers {
     }
   }
   __device__ __forceinline__ void arrive_full(int step) const { ptx::cp_async_mbarrier_arrive(full(step)); }
-  // The same where rows are not aligned: the arrival above does not publish what ordinary stores copied.
-  __device__ __forceinline__ void arrive_full_by_stores(int step) const {
-    ptx::cp_async_wait_all();
-    ptx::mbarrier_arrive(full(step));
-  }
   __device__ __forceinline__ void wait_full(int step) const { ptx::mbarrier_wait(full(step), step / 2 & 1); }
   __device__ __forceinline__ void arrive_read(int step) const {
     __syncwarp();

@@ -37,13 +37,7 @@ struct FwdCopies {
                                               params.head_dim_v)
             .load(stage(block, step) + TileK::kBytes, block * kBlockN, thread());
       }
-      if constexpr (Traits::kIsPair) {
-        if (chunks_aligned(params.k) && chunks_aligned(params.v)) {
-          barriers().arrive_full(step);
-        } else {
-          barriers().arrive_full_by_stores(step);
-        }
-      }
+      if constexpr (Traits::kIsPair) barriers().arrive_full(step);
     }
     if constexpr (!Traits::kIsPair) ptx::cp_async_commit_group();
   }

@@ -85,6 +85,8 @@ class RowLoader {
           copy_elements(target + Tile::shift(r, c), source + c, elements);
         }
       }
+    if (!aligned_)
+      __threadfence_block();  // an arrival on a barrier that counts copies does not stand for single stores
   }
 
   const T* source_;  // (rows, cols) of the head

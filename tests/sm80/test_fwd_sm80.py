@@ -23,13 +23,23 @@ def test_one_key_that_outweighs_all_gives_its_value():
     assert torch.equal(out, v[:, 100:101].expand_as(out))
 
 
-@pytest.mark.parametrize("head_dim", [20, 37, 64, 72, 128])
+@pytest.mark.parametrize("head_dim", [20, 37, 64, 72, 128, 249, 256])
 def test_unaligned_rows_are_as_good_as_aligned_ones(head_dim):
     wide = rand(2, 150, 2, 3 * head_dim + 1)
     slices = [wide[..., 1 + i * head_dim : 1 + (i + 1) * head_dim] for i in range(3)]
     padded = [torch.zeros(2, 150, 2, 256, dtype=wide.dtype, device="cuda")[..., :head_dim].copy_(x) for x in slices]
     with flash_ext.use_path("sm80"):
         assert torch.equal(flash_ext.forward(*slices, causal=True), flash_ext.forward(*padded, causal=True))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("seqlen_k", [0, 64, 256])
+def test_tiles_without_keys_are_zero(head_dim, seqlen_k):
+    q, k, v = rand(4, 1024, 8, head_dim), rand(4, seqlen_k, 8, head_dim), rand(4, seqlen_k, 8, head_dim)
+    with flash_ext.use_path("sm80"):
+        for _ in range(5):
+            out, lse = flash_ext.forward(q, k, v, causal=True, return_lse=True)
+            assert not out[:, : 1024 - seqlen_k].any() and (lse[:, :, : 1024 - seqlen_k] == -math.inf).all()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
