@@ -80,12 +80,6 @@ struct Fp8Softmax {
     }
   }
 
-  // A branch that is never taken: the compiler moves a wait in front of everything that does not need it, but not past
-  // a branch that does.
-  __device__ __forceinline__ void stay_before_wait() const {
-    if (__any_sync(~0u, row_sum[0] < 0.f || row_sum[1] < 0.f)) __nanosleep(0);
-  }
-
  private:
   __device__ __forceinline__ void set_shift() {
 #pragma unroll
