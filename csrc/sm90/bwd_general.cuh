@@ -2,7 +2,6 @@
 // the scores, dropout of P. attn/score.h is the readable form of this file.
 #pragma once
 
-#include "../attn/dropout.h"
 #include "../ptx/matrix.cuh"
 #include "bwd_kept.cuh"
 #include "bwd_scores.cuh"
@@ -28,9 +27,6 @@ struct Has {
   }
   __device__ __forceinline__ static bool bias(const AttnParams& p) {
     return kOption == Option::kBias || (kMay<Option::kBias> && p.bias.ptr != nullptr);
-  }
-  __device__ __forceinline__ static bool dropout(const AttnParams& p) {
-    return kOption == Option::kDropout || (kMay<Option::kDropout> && p.dropout_p != 0.f);
   }
 };
 

@@ -103,32 +103,4 @@ struct DeferredDq {
   }
 };
 
-template <class Traits>
-__device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                                int rank, int& index) {
-  if constexpr (Traits::kDeferred)
-    if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, {block.steps.begin, 0}}.run();
-  add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
-}
-
-template <class Traits>
-__device__ __forceinline__ void run_pair_dq(const BwdArgs& args, BwdPairSmem<Traits> smem, uint8_t* shared, int rank) {
-  ptx::griddepcontrol_wait();  // for row_scale, which is read ahead of every barrier
-  int index = 0;
-#pragma unroll 1
-  for (int tile = 0;; tile++) {
-    const BwdBlock& block = wait_for_tile(smem, shared, tile);
-    if (block.empty) break;
-    if constexpr (Traits::kHalfIsPanels) ptx::mbarrier_wait(smem.k_full(), tile % 2);
-    ptx::mbarrier_wait(smem.half_full(), tile % 2);
-    clear_unused_pair_keys<Traits>(args, block, smem, rank);
-    add_steps_to_dq<Traits>(args, block, smem, rank, index);
-    if (threadIdx.x % 32 == 0) {
-      if constexpr (Traits::kHalfIsPanels) ptx::mbarrier_arrive(smem.k_empty());
-      ptx::mbarrier_arrive(smem.half_empty());
-      ptx::mbarrier_arrive(smem.tile_empty(tile));
-    }
-  }
-}
-
 }  // namespace flash::sm90

@@ -65,7 +65,8 @@ int64_t set_order(FwdArgs& a) {
   return a.num_tiles;
 }
 
-// Returns the number of tiles and pieces. With a mask tiles differ in length anyway, and the short ones come last.
+// Returns the number of tiles and pieces, whose rows count from their own first one: the diagonal of a mask would move
+// with them.
 template <class Traits>
 int64_t set_even_tiles(FwdArgs& a, int64_t tiles) {
   const FwdParams& p = a.params;
@@ -75,9 +76,8 @@ int64_t set_even_tiles(FwdArgs& a, int64_t tiles) {
   if (a.packed || p.window_left >= 0 || p.window_right >= 0 || p.seqlen_k < kWorthIt) return tiles;
   a.even = EvenTiles::of(p.seqlen_q, Traits::kWarpgroups);
   if (a.even.tall < 0) return tiles;
-  const int blocks = multiprocessors(p.device), rest = a.num_tiles % blocks;
-  if (2 * rest <= blocks) a.tail = {a.num_tiles - rest, rest};
-  return 2 * rest <= blocks ? a.tail.count() : tiles;
+  a.tail = split_tail(a.num_tiles, a.num_tiles, multiprocessors(p.device));
+  return a.tail.count();
 }
 
 inline void check_sizes(const FwdParams& p) {
@@ -108,7 +108,7 @@ void launch_fwd(const FwdParams& p, Stream stream) {
   if (args.option == Option::kDropout && threshold > kMaxThreshold) args.option = Option::kAny;
   if (args.option == Option::kBias && args.qk_per_score > kMaxQkPerScore) args.option = Option::kAny;
   int64_t tiles = set_order<Traits>(args);
-  if (!args.packed) args.order.section = short_section(args.order, args.group);
+  if (!args.packed) args.order.section = short_section(args.order, args.group);  // not FP8: V is turned by sections
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
   if (Traits::kEvenTiles) tiles = set_even_tiles<Traits>(args, tiles);
 

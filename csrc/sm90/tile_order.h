@@ -70,9 +70,10 @@ struct TileTail {
 };
 
 // Tiles that take the same time end together, and those of the last round leave other blocks without work. If they are
-// half as many as blocks, their pieces still are one round, and a piece takes less time than a tile.
-FLASH_HD constexpr TileTail split_tail(int tiles, int64_t rows, int block_m, int blocks) {
-  const int rest = int((rows + block_m - 1) / block_m % blocks);
+// half as many as blocks, their pieces still are one round, and a piece takes less time than a tile. full: so many
+// tiles take as long, since those at the ends of sequences have fewer rows.
+FLASH_HD constexpr TileTail split_tail(int tiles, int64_t full, int blocks) {
+  const int rest = int(full % blocks);
   return 2 * rest <= blocks ? TileTail{tiles - rest, rest} : TileTail{tiles, 0};
 }
 
