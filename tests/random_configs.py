@@ -33,7 +33,9 @@ from flash_ext.dispatch import PATHS  # noqa: E402
 from flash_ext.testing import Results, check, check_draws, device_of, poison  # noqa: E402
 
 HEAD_DIMS = (64, 64, 64, 128, 128, 128, 256, 96, 192, 8, 16, 32, 40, 72, 80, 104, 112, 160, 224)
-DRAWS = 12
+# Of ten thousand problems it is the unluckiest that is judged again: beside twelve draws of it plain attention may still
+# look better by chance, beside many not.
+DRAWS = (12, 192)
 AGAIN = "of them judged again by autograd"
 EDGES = (64, 80, 96, 112, 128, 160, 176, 192, 256, 320, 384, 512, 1024)
 
@@ -131,7 +133,7 @@ def passes_of(config: Config, pass_: str) -> list[bool]:
 
 
 def verdict_of(config: Config, path: str, pass_: str, got: Results | None = None) -> tuple[str, str]:
-    """("ok" | "ok in 12 draws" | "forward only" | "not served" | "FAILED", what is wrong); ``got``: what a run gave before,
+    """("ok" | "ok in 12 draws" (or 192) | "forward only" | "not served" | "FAILED", what is wrong); ``got``: what a run gave before,
     which another one need not repeat."""
     device = "cuda" if path == "auto" else device_of(path)
     chosen = None if path == "auto" else path
@@ -153,13 +155,15 @@ def in_more_draws(
     config: Config, device: str, path: str | None, backward: bool, got: Results | None
 ) -> tuple[str, str]:
     """Whether what failed fails with other random numbers too, or was judged by a plain attention that was lucky."""
-    draws = [replace(config, seed=config.seed + i).problem(device) for i in range(DRAWS)]
-    try:
-        with poison():
-            check_draws(draws, path, backward, got)
-        return f"ok in {DRAWS} draws", ""
-    except AssertionError as error:
-        return "FAILED", str(error)
+    for count in DRAWS:
+        draws = [replace(config, seed=config.seed + i).problem(device) for i in range(count)]
+        try:
+            with poison():
+                check_draws(draws, path, backward, got)
+            return f"ok in {count} draws", ""
+        except AssertionError as error:
+            wrong = str(error)
+    return "FAILED", wrong
 
 
 def look(config: Config, args: argparse.Namespace, screen: Screen | Float8Screen) -> str:
