@@ -109,11 +109,7 @@ def make_inputs(case: Case, device: str | torch.device, seed: int = 1) -> Inputs
     k = normal(rows_k, case.num_heads_kv, case.head_dim)
     v = normal(rows_k, case.num_heads_kv, case.head_dim_v)
     dout = normal(rows_q, case.num_heads, case.head_dim_v)
-    if case.inputs == "outliers":
-        for x in (q, k, v):
-            add_outliers(x, generator)
-    else:
-        shape_logits(case.inputs, q, k)
+    shape_inputs(case.inputs, q, k, v, generator)
 
     dtype = DTYPES[case.dtype]
     options = {"causal": case.causal, "window_size": case.window_size, **feature_options(case, device, generator)}
@@ -125,8 +121,9 @@ def make_inputs(case: Case, device: str | torch.device, seed: int = 1) -> Inputs
     return Inputs(q.to(dtype), k.to(dtype), v.to(dtype), dout.to(dout_dtype), cu_seqlens, options, descale)
 
 
-def shape_logits(inputs: str, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Inputs whose logits are large or grow: what a kernel without a running maximum must survive, at what price."""
+def shape_inputs(inputs: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, generator: torch.Generator) -> None:
+    """Inputs whose logits are large or grow: what a kernel without a running maximum must survive, at what price. And
+    such as 8 bits cannot hold well."""
     seqlen_k = k.shape[-3]
     if inputs == "x10":  # logits with a standard deviation of 100
         q.mul_(10)
@@ -138,8 +135,11 @@ def shape_logits(inputs: str, q: torch.Tensor, k: torch.Tensor) -> None:
     elif inputs == "sink_key":  # every query looks at the first key, as language models do
         q[..., 0] += 10
         k[..., 0, :, 0] += 20
+    elif inputs == "outliers":
+        for x in (q, k, v):
+            add_outliers(x, generator)
     elif inputs != "normal":
-        raise ValueError(f"inputs must be normal, x10, ramp, huge_key or sink_key, got {inputs!r}")
+        raise ValueError(f"inputs must be normal, x10, ramp, huge_key, sink_key or outliers, got {inputs!r}")
 
 
 def add_outliers(x: torch.Tensor, generator: torch.Generator) -> None:

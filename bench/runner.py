@@ -73,10 +73,13 @@ def run_case(case: Case, names: list[str], options: Options, verdicts: Verdicts)
             print(f"not timed: {name}, {shape}: {verdicts[case, name]}", file=sys.stderr, flush=True)
             continue
         calls[name], runs[name] = call, run
-    del checker  # its tensors are large
     if not runs:
         return []
-    unit, values = _measure(case, inputs, calls, runs, options)
+    if case.work == "accuracy":
+        errors = _errors(checker or Checker(case, inputs), calls, runs)
+        return _rows(case, "rmse", errors, inputs, calls, options)
+    del checker  # its tensors are large
+    unit, values = _measure(case, runs, {name: call.session for name, call in calls.items()}, options)
     return _rows(case, unit, values, inputs, calls, options)
 
 
@@ -126,18 +129,17 @@ def _runnable(case: Case, call: Call) -> Callable[[], object]:
     return forward
 
 
-def _measure(
-    case: Case, inputs: Inputs, calls: dict[str, Call], runs: dict, options: Options
-) -> tuple[str, dict[str, float]]:
+def _errors(checker: Checker, calls: dict[str, Call], runs: dict) -> dict[str, float]:
+    errors = {}
+    for name, run in runs.items():
+        with calls[name].session():
+            errors[name] = checker.relative_rmse(calls[name].common(run()))
+    return errors
+
+
+def _measure(case: Case, runs: dict, sessions: dict, options: Options) -> tuple[str, dict[str, float]]:
     """The unit and each library's number."""
     cuda = options.device == "cuda"
-    sessions = {name: call.session for name, call in calls.items()}
-    if case.work == "accuracy":
-        checker, errors = Checker(case, inputs), {}
-        for name, run in runs.items():
-            with sessions[name]():
-                errors[name] = checker.relative_rmse(calls[name].common(run()))
-        return "rmse", errors
     if case.work == "overhead":
         seconds = timing.host_seconds_in_turn(runs, cuda=cuda, rounds=options.rounds, sessions=sessions)
         return "us", {name: value * 1e6 for name, value in seconds.items()}
