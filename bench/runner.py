@@ -26,6 +26,7 @@ class Options:
     rounds: int = 5
     round_seconds: float = 0.040
     commit: str | None = None
+    seed: int = 1
 
 
 # What is wrong with a library's result for a case, "" if nothing: found out once, before the first timing.
@@ -47,7 +48,7 @@ def run_cases(cases: Iterable[Case], names: Iterable[str], options: Options, ver
 
 
 def run_case(case: Case, names: list[str], options: Options, verdicts: Verdicts) -> list[dict]:
-    inputs = make_inputs(case, options.device)
+    inputs = make_inputs(case, options.device, options.seed)
     checker = None
     calls: dict[str, Call] = {}
     runs: dict[str, Callable[[], object]] = {}
