@@ -19,7 +19,7 @@ build.usual_roots = list
 sys.argv = ["setup.py", "-q", "build_ext", "--build-lib", {folder!r}, "--build-temp", {folder!r}]
 runpy.run_path("setup.py", run_name="__main__")
 """
-NO_TORCH = "environment._PROBE = \"raise ModuleNotFoundError(\\\"No module named 'torch'\\\")\""
+NO_TORCH = 'environment._PROBE = "raise ModuleNotFoundError(\\"No module named \'torch\'\\")"'
 SOME_TORCH = (
     "ninja_build.find_torch = lambda: environment.Torch([3, 11], '2.14', '13.0', [], '/torch/lib', 1, None, [])"
 )

@@ -80,6 +80,9 @@ def test_rows_that_cannot_run_are_passed_over():
     assert pick(can_run=lambda row: row != 3).row == 5
     choice = pick(can_run=lambda row: row < 3)
     assert choice.path == "sm80" and "not in this build" in choice.passed_over[0][1]
+    choice = pick(can_run=lambda row: row < 2)
+    assert choice.path == "simt" and [path for path, _ in choice.passed_over] == ["sm90", "sm80"]
+    assert all("not in this build" in why for _, why in choice.passed_over)
 
 
 def test_explicit_path():
