@@ -160,7 +160,8 @@ def main() -> None:
     corpus = Corpus(setup.device)
     print(
         f"{len(corpus.train) / 1e6:.1f} MB of Python's own sources to train on, "
-        f"{len(corpus.held_out) / 1e6:.1f} MB held out; {setup.config}; {setup.dtype} on {setup.device}"
+        f"{len(corpus.held_out) / 1e6:.1f} MB held out; {setup.config}, "
+        f"{train_results.parameters_of(setup.config) / 1e6:.1f} M parameters; {setup.dtype} on {setup.device}"
     )
 
     rows = compare_losses(setup, corpus)

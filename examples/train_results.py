@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
+from gpt import GPT
 
 import flash_ext
 
@@ -88,7 +89,14 @@ def shape_of(setup, batch: int, context: int) -> dict:
         "seqlen": context,
         "num_heads": config.num_heads,
         "num_heads_kv": config.num_heads,
+        "num_layers": config.num_layers,
+        "parameters": parameters_of(config),
     }
+
+
+def parameters_of(config) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in GPT(config, attend=None).parameters())
 
 
 def write(rows: list[dict], out: Path) -> Path:

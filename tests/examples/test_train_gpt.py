@@ -72,6 +72,7 @@ def test_model_is_causal():
 
 
 def test_losses_agree_and_results_are_written(setup, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
     monkeypatch.setattr(train_gpt, "setup_for", lambda device: setup)
     monkeypatch.setattr(sys, "argv", ["train_gpt.py", "--device", "cpu", "--steps", "4", "--out", str(tmp_path)])
     train_gpt.main()
@@ -79,8 +80,20 @@ def test_losses_agree_and_results_are_written(setup, tmp_path, monkeypatch, caps
     assert row["work"] == "train" and row["arch_path"] == "cpu" and len(row["loss"]["flash_ext"]) == 4
     assert max(row["loss_difference"].values()) < 1e-3 and set(row["loss"]) == set(ATTENTION)
     assert row["loss"]["flash_ext"][-1] < row["loss"]["flash_ext"][0]
-    printed = capsys.readouterr().out
-    assert "differ from standard attention" in printed and "def " in printed
+    assert row["num_layers"] == 2 and row["parameters"] == sum(p.numel() for p in GPT(TINY, None).parameters())
+    assert set(row["held_out"]) == set(row["seconds"]) == set(ATTENTION) and row["held_out"]["flash_ext"] < 6
+    assert (tmp_path / "train_loss.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr()
+    assert "A sample after 4 steps with flash_ext:\ndef " in printed.out and "held-out loss" in printed.out
+    assert "differ from standard attention" in printed.out and "4/4" in printed.err  # of the progress bar
+
+
+def test_contexts_are_plotted(setup, tmp_path):
+    pytest.importorskip("matplotlib")
+    runs = {name: train_gpt.Run([1.0], 0.5, 1024.0) for name in ATTENTION}
+    rows = [row for n in (16, 32) for row in train_gpt.train_results.context_rows(setup, n, runs)]
+    (plot,) = train_gpt.train_results.draw_plots(rows, tmp_path)
+    assert plot.name == "train_context.png" and plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_contexts_until_memory_runs_out(corpus, setup, monkeypatch, capsys):
