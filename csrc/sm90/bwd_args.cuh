@@ -42,7 +42,7 @@ struct BwdTraits {
   static constexpr Option kOption = kOption_;  // of a general variant
   static constexpr bool kMayBias = kGeneral && may_have(kOption, Option::kBias);
   static constexpr bool kMayDrop = kGeneral && may_have(kOption, Option::kDropout);
-  static constexpr BwdTile kTile = bwd_tile(kHeadDim);
+  static constexpr BwdTile kTile = bwd_tile(kHeadDim, kHeadDim);
   static constexpr int kBlockM = kTile.block_m, kBlockN = kTile.block_n;
   // Tiles of bias take the place of a stage.
   static constexpr int kStages = kTile.stages - kMayBias, kKvStages = kTile.kv_stages;

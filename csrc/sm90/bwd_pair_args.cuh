@@ -14,20 +14,18 @@ struct BwdPairTraits {
   static constexpr Option kOption = kOption_;  // of a general variant
   static constexpr bool kMayBias = kGeneral && may_have(kOption, Option::kBias);
   static constexpr bool kMayDrop = kGeneral && may_have(kOption, Option::kDropout);
-  static constexpr BwdTile kTile = bwd_tile(kHeadDim);
+  static constexpr BwdTile kTile = bwd_tile(kHeadDim, kHeadDimV);
   static constexpr int kBlockM = kTile.block_m;
   static constexpr int kKeys = 64;  // of one thread block; kTile.block_n of the pair
   static constexpr int kStages = kTile.stages;
   static constexpr int kThreads = 512;
   static constexpr bool kAhead = kTile.joint && !kGeneral;  // the next step's first products with this step's last ones
   // At 192/128 there are registers for dQ of two steps, whose additions then run beside the next products
-  // (bwd_pair_deferred_dq.cuh): 7 to 8 % from 4k on. There is also room for two more dS tiles.
+  // (bwd_pair_deferred_dq.cuh): 7 to 8 % from 4k on.
   static constexpr bool kDeferred = kAhead && kHeadDimV <= 128;
-  static constexpr int kDsStages = kTile.ds_stages + (kDeferred ? 2 : 0);
-  static constexpr int kRegistersValues = kDeferred ? 160 : kTile.registers_main;
-  static constexpr int kRegistersKeys = kDeferred ? 192 : kTile.registers_main;
-  static constexpr int kRegistersDq = kDeferred ? 128 : kTile.registers_dq;
-  static_assert(kRegistersValues + kRegistersKeys + kRegistersDq + kTile.registers_producer <= 512);
+  static constexpr int kDsStages = kTile.ds_stages;
+  static constexpr int kRegistersValues = kTile.registers_main - kTile.registers_moved;
+  static constexpr int kRegistersKeys = kTile.registers_main + kTile.registers_moved;
   static constexpr int kPanels = ceil_div(kHeadDim, 64), kPanelsV = ceil_div(kHeadDimV, 64);
 
   // dQ columns of one thread block. Half of its own K is a part of its K tile where panels allow, else a copy.

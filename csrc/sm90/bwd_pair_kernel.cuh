@@ -132,7 +132,7 @@ __global__ void FLASH_CLUSTER(2, 1, 1) __launch_bounds__(Traits::kThreads, 1)
       store_rows<T, Traits::kHeadDim>(dk, p.dk.row, row0, block.rows_k, p.head_dim, keys.acc_dk, p.softmax_scale);
     });
   } else if (warpgroup == 2) {
-    ptx::setmaxnreg_dec<Traits::kRegistersDq>();
+    ptx::setmaxnreg_dec<Traits::kTile.registers_dq>();
     run_pair_dq<Traits>(args, smem, shared, rank);
   } else {
     ptx::setmaxnreg_dec<Traits::kTile.registers_producer>();

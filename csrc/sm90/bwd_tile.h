@@ -1,5 +1,5 @@
-// Tile numbers of the Hopper backward: one row per head_dim, each with its reason. bench.tune builds other rows by
-// -DFLASH_TUNE_BWD_...=n without editing this file.
+// Tile numbers of the Hopper backward: one row per pair of head dims, each with its reason. bench.tune builds other
+// rows by -DFLASH_TUNE_BWD_...=n without editing this file.
 #pragma once
 
 #include "../attn/host_device.h"
@@ -18,9 +18,10 @@ struct BwdTile {
   int dq_columns;                    // columns of dQ that are computed at once: decides its registers
   int registers_main, registers_dq;  // of a thread; two main warpgroups, one for dQ and the producer share 512
   int registers_producer;
+  int registers_moved = 0;  // from the first main warpgroup to the second, of a pair
 };
 
-constexpr BwdTile bwd_tile_row(int head_dim) {
+constexpr BwdTile bwd_tile_row(int head_dim, int head_dim_v) {
   // 64: accumulators are small, so P keeps fp32, and K and V fit into registers, which frees the shared memory's
   // bandwidth (80 % of the products' time instead of 100 %). Four stages and three dS tiles: 2 % over three and two.
   //
@@ -29,21 +30,23 @@ constexpr BwdTile bwd_tile_row(int head_dim) {
   // 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh), whose dK and dV fill the registers. Each
   // adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and dO
   // are all that fits, and at 256 one dS tile. Joint steps gain 6 to 10 % at 192. At 256 their registers would have to
-  // come from dQ: its pieces would be narrow, and with one dS tile the whole step waits for dQ (30 % slower). With
-  // head_dim_v 128, 192 has two dS tiles more and other registers where the kernel is plain (bwd_pair_args.cuh).
+  // come from dQ: its pieces would be narrow, and with one dS tile the whole step waits for dQ (30 % slower).
+  //
+  // 192/128: a narrower dV leaves registers for dQ of two steps (bwd_pair_deferred_dq.cuh) and room for more dS tiles.
   //
   // The producer has 32 registers, for with 24 it spills.
   //
-  //                             m   n stages ds kv joint kv_regs dq main dq producer
+  //                             m   n stages ds kv joint kv_regs dq main dq producer moved
   if (head_dim <= 64) return {64, 128, 4, 3, 2, true, true, 64, 208, 64, 32};
   if (head_dim <= 96) return {64, 128, 3, 2, 1, false, false, 96, 200, 80, 32};
   if (head_dim <= 128) return {64, 128, 3, 2, 1, false, false, 64, 208, 64, 32};
+  if (head_dim <= 192 && head_dim_v <= 128) return {64, 128, 2, 4, 1, true, false, 96, 176, 128, 32, 16};
   if (head_dim <= 192) return {64, 128, 2, 2, 1, true, false, 96, 200, 80, 32};
   return {64, 128, 2, 1, 1, false, false, 128, 192, 96, 32};
 }
 
-constexpr BwdTile bwd_tile(int head_dim) {
-  BwdTile t = bwd_tile_row(head_dim);
+constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {
+  BwdTile t = bwd_tile_row(head_dim, head_dim_v);
 #ifdef FLASH_TUNE_BWD_STAGES
   t.stages = FLASH_TUNE_BWD_STAGES;
 #endif

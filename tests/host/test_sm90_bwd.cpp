@@ -219,11 +219,12 @@ void test_kept_bits() {
 void test_tiles() {
   for (const Key& key : kInstances) {
     if (key.pass != Pass::kBwd || key.arch != Arch::kSm90) continue;
-    const BwdTile t = bwd_tile(key.head_dim);
+    const BwdTile t = bwd_tile(key.head_dim, key.head_dim_v);
     EXPECT(t.block_m == 64 && t.block_n == 128, "tiles of head_dim ", key.head_dim);
     EXPECT(2 * t.registers_main + t.registers_dq + t.registers_producer <= 4 * 128, "registers of head_dim ",
            key.head_dim);
-    EXPECT(t.registers_main % 8 == 0 && t.registers_dq % 8 == 0 && t.registers_producer % 8 == 0,
+    EXPECT(t.registers_main % 8 == 0 && t.registers_dq % 8 == 0 && t.registers_producer % 8 == 0 &&
+               t.registers_moved % 8 == 0,
            "registers come in eights");
     EXPECT(key.head_dim % t.dq_columns == 0, "pieces of dQ");
   }
