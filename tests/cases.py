@@ -240,8 +240,8 @@ _add(
     num_heads_kv=2,
 )
 _add("report 18", Config(1, 65, 65, 8, 1))
-_add("report 19, dense", Config(1, 200, 200, softcap=12.0, q_factor=8, causal=True))
-_add("report 19, packed", Config(lengths=((100, 100), (60, 80)), softcap=12.0, q_factor=8, causal=True))
+_add("report 19, dense", Config(1, 200, 200, softcap=12.0, q_factor=20, causal=True))
+_add("report 19, packed", Config(lengths=((100, 100), (60, 80)), softcap=12.0, q_factor=20, causal=True))
 _add("report 22", Config(1, 64, 65, 4, 4, layout="expanded"))
 _add("report 24", Config(8300, 1, 1, 16, 16, head_dim=128), batch=83)
 _add("report 25, batch", Config(65536, 4, 4, 8, 8), batch=100)
