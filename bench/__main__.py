@@ -36,7 +36,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="cpu times the CPU path: choose small shapes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--ms", type=float, default=40, help="of one round of one library")
-    parser.add_argument("--runs", type=int, default=1, help="record the median of so many runs, each on inputs of its own")
+    parser.add_argument(
+        "--runs", type=int, default=1, help="record the median of so many runs, each on inputs of its own"
+    )
     parser.add_argument("--quick", action="store_true", help="grid only, flash_ext fa3 cudnn, 5 rounds of 15 ms")
     parser.add_argument("--record", action="store_true", help="merge into bench/results/<gpu>.json")
     parser.add_argument("--out", type=Path, help="merge into this file instead")

@@ -165,11 +165,17 @@ def measure(folder: Path) -> list[dict]:
                 "kernels": len(kernels),
                 "registers": max((k.registers for k in kernels), default=0),
                 "spills": sum(k.spill_stores + k.spill_loads for k in kernels),
+                "per_kernel": per_kernel(kernels),
                 "seconds": {"flash_ext": round(seconds, 1)},
             }
         )
         print_row(rows[-1])
     return rows
+
+
+def per_kernel(kernels: list[Kernel]) -> dict[str, list[int]]:
+    """kernel and architecture -> registers, bytes spilled."""
+    return {f"{k.name} {k.arch}": [k.registers, k.spill_stores + k.spill_loads] for k in kernels}
 
 
 LOAD_ROW = """

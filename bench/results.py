@@ -36,6 +36,7 @@ IDENTITY = (
     "feature",
     "inputs",
     "path",
+    "archs",  # of a build
 )
 # Of the fields of a case, those that every row has; the others are written where they say something.
 ALWAYS = ("work", "case", "dtype", "head_dim", "causal", "batch", "seqlen", "num_heads", "num_heads_kv")
