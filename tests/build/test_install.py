@@ -37,6 +37,7 @@ def test_wheel_carries_extension_facts_and_sources(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.startswith("flash_ext/_C.") and name.endswith(".so") for name in names)
     assert {"flash_ext/_build_facts.json", "flash_ext/csrc/instances.h", "flash_ext/csrc/binding.cpp"} <= set(names)
+    assert {"flash_ext/py.typed", "flash_ext/_C.pyi"} <= set(names)
     assert any(name.endswith(".cu") for name in names)
     assert not [name for name in names if name.startswith(("tests/", "bench/", "build"))]
 

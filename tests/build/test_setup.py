@@ -1,6 +1,7 @@
 """What a user sees when a build cannot be: setup.py ends with one readable message, not with a traceback."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -68,3 +69,11 @@ def test_nvcc_too_old(tmp_path, bare_machine, make_toolkit, write_program):
 def test_wrong_environment_variable(name, value, tmp_path, bare_machine, write_program):
     write_program(bare_machine / "g++", "")
     assert value in message(SOME_TORCH, str(tmp_path), **{name: value})
+
+
+def test_setup_fetches_nothing():
+    """No network, no git, no submodules: what it builds is in the tree, and torch in the environment."""
+    files = [ROOT / "setup.py", ROOT / "flash_ext" / "_build.py", *(ROOT / "build_tools").glob("*.py")]
+    for path in files:
+        assert not re.search(r"\b(urllib|http\w*|socket|requests|git|curl|wget)\b", path.read_text()), path.name
+    assert not (ROOT / ".gitmodules").exists()
