@@ -180,6 +180,8 @@ class Plan:
         lse.fill_(-math.inf)
         if extras.sinks is not None:
             lse.copy_(extras.sinks[:, None])
+            if self.packed:
+                lse.masked_fill_(_belongs_to_none(lse, extras.cu_seqlens_q), -math.inf)
         return out.zero_(), lse
 
     def backward(
@@ -201,9 +203,9 @@ class Plan:
         if self.no_queries or self.no_keys:
             dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
             dsinks = None
-            if want_dsinks:  # lse is the sink itself
-                rows = (0, 2) if dlse is not None and dlse.dim() == 3 else 1
-                dsinks = torch.zeros_like(sinks) if dlse is None else dlse.sum(rows)
+            if want_dsinks:  # out is 0 whatever the sink
+                delta = torch.zeros_like(lse) if dlse is None else -dlse
+                dsinks = _dsinks(sinks, lse, delta, extras.cu_seqlens_q)
             return dq, dk, dv, dbias if dbias is None else dbias.to(bias.dtype), dsinks
         if self.bwd.path == "reference":
             options = self._reference_options()
@@ -243,11 +245,15 @@ def current_stream(device_index: int) -> int:
 def _dsinks(sinks: Tensor, lse: Tensor, delta: Tensor, cu_seqlens_q: Tensor | None) -> Tensor:
     """A sink is a key with score ``sink`` and a zero value: its probability is exp(sink - lse), its dP is 0."""
     grad = -torch.exp(sinks[:, None] - lse) * delta  # (batch, num_heads, seqlen_q) or (num_heads, total_q)
-    if cu_seqlens_q is not None:  # rows past the last segment were never written
-        rows = torch.arange(lse.shape[1], device=lse.device)
-        grad = grad.where(rows < cu_seqlens_q[-1], 0.0)
+    if cu_seqlens_q is not None:
+        grad = grad.masked_fill(_belongs_to_none(lse, cu_seqlens_q), 0.0)
     grad = grad.where(lse != -math.inf, 0.0)  # sink and every score -inf
     return grad.sum((0, 2) if lse.dim() == 3 else 1)
+
+
+def _belongs_to_none(lse: Tensor, cu_seqlens_q: Tensor) -> Tensor:
+    """(total_q,): the rows past the last segment, which kernels neither read nor write."""
+    return torch.arange(lse.shape[1], device=lse.device) >= cu_seqlens_q[-1]
 
 
 _plans: dict[tuple, Plan] = {}

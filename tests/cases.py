@@ -194,6 +194,7 @@ for _bias in ("-", "b", "h", "q", "k", "qk", "hqk", "bqk", "bhqk"):
 _add("bias fp32", Config(2, 70, 90, 4, 2, bias="hqk", bias_fp32=True))
 _add("sinks", Config(2, 100, 70, 4, 2, sinks=True, causal=True))
 _add("sinks, packed", Config(num_heads=4, lengths=((30, 40), (0, 9), (55, 20)), sinks=True, causal=True, tail=5))
+_add("sinks, packed, no keys", Config(num_heads=4, lengths=((3, 0), (0, 0), (5, 0)), sinks=True, tail=2))
 _add("dropout", Config(2, 100, 130, 4, 2, dropout_p=0.3, causal=True))
 _add("dropout, packed", Config(num_heads=4, num_heads_kv=1, lengths=((30, 40), (55, 70)), dropout_p=0.15))
 _add("packed", Config(num_heads=4, lengths=((100, 100), (1, 1), (37, 37)), causal=True))

@@ -245,3 +245,17 @@ def test_packed_rows_of_no_sequence():
         assert all((g[8:] == 0).all() for g in grads)
         results[tail] = (out, lse, *grads)
     assert all(torch.equal(a, b) for a, b in zip(*results.values(), strict=True))
+
+
+def test_packed_rows_of_no_sequence_have_no_sink():
+    q, k = torch.randn(5, 2, 16), torch.randn(4, 2, 16)
+    sinks = torch.tensor([0.5, -1.0], requires_grad=True)
+    for path in ("reference", "cpu"):
+        for owned in (3, 0):
+            with flash_ext.use_path(path):
+                cu_q, cu_k = int32(0, owned), int32(0, 0)
+                lse = flash_ext.flash_attn_varlen_func(q, k, k, cu_q, cu_k, owned, 0, sinks=sinks, return_lse=True)[1]
+            assert torch.equal(lse[:, :owned], sinks[:, None].expand(2, owned)) and (lse[:, owned:] == -math.inf).all()
+            dlse = torch.ones_like(lse)
+            dlse[:, owned:] = math.nan
+            assert torch.equal(torch.autograd.grad(lse, sinks, dlse)[0], torch.full((2,), float(owned)))
