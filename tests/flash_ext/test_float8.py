@@ -99,6 +99,20 @@ def test_forward_is_attention_of_what_they_stand_for():
         assert (out.float() - exact).abs().max() < 0.05 and (lse - exact_lse).abs().max() < 0.02
 
 
+@pytest.mark.parametrize("option", ["attn_bias", "alibi_slopes", "dropout_p", "softcap", "sinks"])
+def test_options_are_served_by_converting(option: str):
+    """Bit by bit what bfloat16 inputs give: without scales they hold the same numbers."""
+    tensors = [make(2, 40, heads, 32).to(FLOAT8) for heads in (4, 2, 2)]
+    values = {"attn_bias": make(4, 40, 40), "alibi_slopes": make(4).abs(), "dropout_p": 0.3, "softcap": 2.0}
+    options = {option: values.get(option, make(4)), "causal": True}
+    results = []
+    for inputs in (tensors, [t.bfloat16() for t in tensors]):
+        torch.manual_seed(1)
+        results.append(flash_ext.forward(*inputs, **options))
+    assert torch.equal(*results)
+    assert not torch.equal(results[0], flash_ext.forward(*tensors, causal=True))
+
+
 def test_scales_broadcast():
     tensors, _ = quantised()
     whole = flash_ext.forward(*tensors, v_descale=torch.full((2, 2), 0.5))
