@@ -13,8 +13,15 @@ def test_rows_that_differ_in_dtype_and_head_dim_share_a_line():
     lines = readme.table(rows).splitlines()[2:]
     assert lines == [
         "| `sm90` (Hopper) | forward | fp16, bf16 | 64, 128 | all | dense, packed | sinks |",
-        "| `simt` (any GPU) | backward | fp32 | 192/128 | all | dense, packed | all or none |",
+        "| `simt` (any GPU) | backward | fp32 | 192/128 | all | dense, packed | any of them |",
     ]
+
+
+def test_dtypes_that_take_other_options_have_a_line_of_their_own():
+    rows = [(0, 2, dtype, 64, 64, 3, 2, variant) for dtype in (2, 3) for variant in (0, 1)]
+    options = {line.split(" | ")[2]: line.split(" | ")[-1][:-2] for line in readme.table(rows).splitlines()[4:]}
+    assert len(readme.table(rows).splitlines()) == 2 + 4
+    assert options == {"bf16": "softcap, ALiBi, bias, sinks, dropout", "fp8 e4m3": "softcap, sinks"}
 
 
 def test_only_recorded_plots_are_shown(tmp_path):
