@@ -1,8 +1,8 @@
 """Lists of kernel variants, such as fwd_sm80.txt beside this file:
 
-    # name       | row of csrc/instances.h              | macros, each -DFLASH_TUNE_<NAME>=<number>
-    base         | fwd sm80 bf16 128 full dense plain   |
-    n64_stages3  | fwd sm80 bf16 128 full dense plain   | BLOCK_N=64 STAGES=3
+    # name   | row of csrc/instances.h                    | fields of its tile, which the kernel's tile file explains
+    base     | fwd sm80 bf16 128 any_mask any_layout plain |
+    n32      | fwd sm80 bf16 128 any_mask any_layout plain | kBlockN=32 kBlocksPerSm=3
 
 The first variant of a row is what the others are compared with.
 """
@@ -20,10 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 class Variant:
     name: str
     row_name: str
-    macros: tuple[str, ...]
+    fields: tuple[str, ...]
 
     def defines(self) -> list[str]:
-        return [f"-DFLASH_TUNE_{macro}" for macro in self.macros]
+        """For csrc/attn/tune.h."""
+        pass_, _, dtype, *_ = self.row_name.split()
+        which = "FP8" if dtype == "e4m3" else pass_.upper()
+        return [f"-DFLASH_TUNE_{which}={';'.join(f't.{field}' for field in self.fields)}"] if self.fields else []
 
 
 def parse(text: str) -> list[Variant]:
@@ -32,15 +35,15 @@ def parse(text: str) -> list[Variant]:
         line = raw.split("#")[0].strip()
         if not line:
             continue
-        fields = [field.strip() for field in line.split("|")]
-        if len(fields) != 3:
-            raise ValueError(f"line {number} must be 'name | row | macros', got {raw!r}")
-        name, row_name, macros = fields
-        for macro in macros.split():
-            # Scalars only: nvcc splits the value of a -D at commas.
-            if not re.fullmatch(r"[A-Z][A-Z0-9_]*=-?\w+", macro):
-                raise ValueError(f"line {number}: a macro must be NAME=number, got {macro!r}")
-        variants.append(Variant(name, row_name, tuple(macros.split())))
+        columns = [column.strip() for column in line.split("|")]
+        if len(columns) != 3:
+            raise ValueError(f"line {number} must be 'name | row | fields', got {raw!r}")
+        name, row_name, fields = columns
+        for field in fields.split():
+            # No commas: nvcc splits the value of a -D there.
+            if not re.fullmatch(r"\w+=-?[\w:]+", field):
+                raise ValueError(f"line {number}: a field must be name=number, got {field!r}")
+        variants.append(Variant(name, row_name, tuple(fields.split())))
     names = [variant.name for variant in variants]
     twice = {name for name in names if names.count(name) > 1}
     if twice:

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../attn/host_device.h"
+#include "../attn/tune.h"
 #include "../instances.h"
 
 namespace flash::simt {
@@ -44,22 +45,14 @@ constexpr Tile fastest_tile(Pass pass, Product product, int head_dim, bool compa
   return head_dim == 64 ? Tile{4, 16, 64, 2} : head_dim == 128 ? Tile{4, 16, 32, 2} : Tile{4, 8, 32, 1};
 }
 
-// A tuner builds one row with other numbers: -DFLASH_TUNE_<NAME>=<number>.
 constexpr Tile tile_of(Pass pass, Product product, int head_dim, bool compact) {
   Tile t = fastest_tile(pass, product, head_dim, compact);
   if (compact) return t;
-#ifdef FLASH_TUNE_WARPS
-  t.warps = FLASH_TUNE_WARPS;
-#endif
-#ifdef FLASH_TUNE_WARP_ROWS
-  t.warp_rows = FLASH_TUNE_WARP_ROWS;
-#endif
-#ifdef FLASH_TUNE_BLOCK_N
-  t.block_n = FLASH_TUNE_BLOCK_N;
-#endif
-#ifdef FLASH_TUNE_MIN_CTAS
-  t.min_ctas = FLASH_TUNE_MIN_CTAS;
-#endif
+  if (pass == Pass::kFwd) {
+    FLASH_TUNE_FWD;
+  } else {
+    FLASH_TUNE_BWD;
+  }
   return t;
 }
 

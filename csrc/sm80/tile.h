@@ -1,8 +1,8 @@
-// Every number of the sm_80 kernels: tiles, warps, pipeline stages. A tuner overrides them with
-// -DFLASH_TUNE_<NAME>=<number>.
+// Every number of the sm_80 kernels: tiles, warps, pipeline stages.
 #pragma once
 
 #include "../attn/host_device.h"
+#include "../attn/tune.h"
 
 namespace flash::sm80 {
 
@@ -48,24 +48,7 @@ constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool small = false) {
               : small             ? FwdTile{64, 32, 1, 2, false, 1}
               : head_dim_v <= 192 ? FwdTile{128, 64, 1, 1, false, 1}
                                   : FwdTile{128, 64, 2, 1, false, 2};
-#ifdef FLASH_TUNE_BLOCK_M
-  t.kBlockM = FLASH_TUNE_BLOCK_M;
-#endif
-#ifdef FLASH_TUNE_BLOCK_N
-  t.kBlockN = FLASH_TUNE_BLOCK_N;
-#endif
-#ifdef FLASH_TUNE_ROW_TILES
-  t.kRowTiles = FLASH_TUNE_ROW_TILES;
-#endif
-#ifdef FLASH_TUNE_BLOCKS_PER_SM
-  t.kBlocksPerSm = FLASH_TUNE_BLOCKS_PER_SM;
-#endif
-#ifdef FLASH_TUNE_Q_IN_REGS
-  t.kQInRegs = FLASH_TUNE_Q_IN_REGS != 0;
-#endif
-#ifdef FLASH_TUNE_COL_WARPS
-  t.kColWarps = FLASH_TUNE_COL_WARPS;
-#endif
+  FLASH_TUNE_FWD;
   return t;
 }
 
@@ -92,27 +75,7 @@ constexpr BwdTile bwd_tile(int head_dim, int head_dim_v, bool small = false) {
               : head_dim <= 128 ? (small ? BwdTile{64, 64, 2, 2, 32, 32, 1} : BwdTile{64, 128, 2, 2, 32, 32, 1})
               : head_dim <= 192 ? (small ? BwdTile{32, 32, 1, 2, 16, 48, 1} : BwdTile{64, 64, 2, 4, 16, 48, 1})
                                 : (small ? BwdTile{32, 32, 1, 2, 16, 32, 1} : BwdTile{64, 64, 2, 4, 16, 64, 1});
-#ifdef FLASH_TUNE_BLOCK_M
-  t.kBlockM = FLASH_TUNE_BLOCK_M;
-#endif
-#ifdef FLASH_TUNE_BLOCK_N
-  t.kBlockN = FLASH_TUNE_BLOCK_N;
-#endif
-#ifdef FLASH_TUNE_ROW_TILES
-  t.kRowTiles = FLASH_TUNE_ROW_TILES;
-#endif
-#ifdef FLASH_TUNE_COL_WARPS
-  t.kColWarps = FLASH_TUNE_COL_WARPS;
-#endif
-#ifdef FLASH_TUNE_SUB_M
-  t.kSubM = FLASH_TUNE_SUB_M;
-#endif
-#ifdef FLASH_TUNE_DQ_COLS
-  t.kDqCols = FLASH_TUNE_DQ_COLS;
-#endif
-#ifdef FLASH_TUNE_BLOCKS_PER_SM
-  t.kBlocksPerSm = FLASH_TUNE_BLOCKS_PER_SM;
-#endif
+  FLASH_TUNE_BWD;
   return t;
 }
 
@@ -149,9 +112,6 @@ constexpr bool fits(const SharedMemory& memory, int blocks, int bytes) {
 // Two pipeline stages or one. More blocks on a multiprocessor hide more than a second stage does; where as many blocks
 // fit with two stages, two.
 constexpr int choose_stages(const SharedMemory& memory, int blocks_per_sm, int bytes_of_two, int bytes_of_one) {
-#ifdef FLASH_TUNE_STAGES
-  return FLASH_TUNE_STAGES;
-#endif
   for (int blocks = blocks_per_sm; blocks > 0; blocks--) {
     if (fits(memory, blocks, bytes_of_two)) return 2;
     if (fits(memory, blocks, bytes_of_one)) return 1;

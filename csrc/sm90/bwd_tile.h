@@ -1,8 +1,8 @@
-// Tile numbers of the Hopper backward: one row per pair of head dims, each with its reason. bench.tune builds other
-// rows by -DFLASH_TUNE_BWD_...=n without editing this file.
+// Tile numbers of the Hopper backward: one row per pair of head dims, each with its reason.
 #pragma once
 
 #include "../attn/host_device.h"
+#include "../attn/tune.h"
 
 namespace flash::sm90 {
 
@@ -47,25 +47,7 @@ constexpr BwdTile bwd_tile_row(int head_dim, int head_dim_v) {
 
 constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {
   BwdTile t = bwd_tile_row(head_dim, head_dim_v);
-#ifdef FLASH_TUNE_BWD_STAGES
-  t.stages = FLASH_TUNE_BWD_STAGES;
-#endif
-#ifdef FLASH_TUNE_BWD_DS_STAGES
-  t.ds_stages = FLASH_TUNE_BWD_DS_STAGES;
-#endif
-#ifdef FLASH_TUNE_BWD_JOINT
-  t.joint = FLASH_TUNE_BWD_JOINT != 0;
-#endif
-#ifdef FLASH_TUNE_BWD_KV_IN_REGISTERS
-  t.kv_in_registers = FLASH_TUNE_BWD_KV_IN_REGISTERS != 0;
-#endif
-#ifdef FLASH_TUNE_BWD_DQ_COLUMNS
-  t.dq_columns = FLASH_TUNE_BWD_DQ_COLUMNS;
-#endif
-#ifdef FLASH_TUNE_BWD_REGISTERS_DQ
-  t.registers_dq = FLASH_TUNE_BWD_REGISTERS_DQ;
-  t.registers_main = (512 - t.registers_dq - t.registers_producer) / 16 * 8;
-#endif
+  FLASH_TUNE_BWD;
   return t;
 }
 

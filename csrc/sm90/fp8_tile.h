@@ -1,5 +1,4 @@
 // Tile numbers of the Hopper FP8 forward: the one place where they are chosen.
-// The tuner builds other rows with -DFLASH_TUNE_FP8_<NAME>=<number>, without editing files.
 #pragma once
 
 #include "fwd_tile.h"
@@ -30,26 +29,7 @@ constexpr Fp8Tile fp8_tile_default(int head_dim, bool two_levels) {
 constexpr Fp8Tile fp8_tile(int head_dim, bool two_levels) {
   Fp8Tile t = fp8_tile_default(head_dim, two_levels);
   if (two_levels) return t;
-#ifdef FLASH_TUNE_FP8_WARPGROUPS
-  t.warpgroups = FLASH_TUNE_FP8_WARPGROUPS;
-  t.producer_registers = 32;
-  t.consumer_registers = t.warpgroups == 2 ? 232 : t.warpgroups == 3 ? 160 : 112;
-#endif
-#ifdef FLASH_TUNE_FP8_BLOCK_N
-  t.block_n = FLASH_TUNE_FP8_BLOCK_N;
-#endif
-#ifdef FLASH_TUNE_FP8_KV_STAGES
-  t.kv_stages = FLASH_TUNE_FP8_KV_STAGES;
-#endif
-#ifdef FLASH_TUNE_FP8_Q_STAGES
-  t.q_stages = FLASH_TUNE_FP8_Q_STAGES;
-#endif
-#ifdef FLASH_TUNE_FP8_EARLY
-  t.early = FLASH_TUNE_FP8_EARLY;
-#endif
-#ifdef FLASH_TUNE_FP8_PINGPONG
-  t.pingpong = FLASH_TUNE_FP8_PINGPONG != 0;
-#endif
+  FLASH_TUNE_FP8;
   return t;
 }
 

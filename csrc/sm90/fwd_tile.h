@@ -1,8 +1,9 @@
 // Tile numbers of the Hopper forward: the one place where they are chosen.
-// The tuner builds other rows with -DFLASH_TUNE_FWD_<NAME>=<number>, without editing files.
 #pragma once
 
 #include <cstdint>
+
+#include "../attn/tune.h"
 
 namespace flash::sm90 {
 
@@ -45,29 +46,7 @@ constexpr FwdTile fwd_tile_default(int head_dim, int head_dim_v, bool general) {
 
 constexpr FwdTile fwd_tile(int head_dim, int head_dim_v, bool general) {
   FwdTile t = fwd_tile_default(head_dim, head_dim_v, general);
-#ifdef FLASH_TUNE_FWD_WARPGROUPS
-  t.warpgroups = FLASH_TUNE_FWD_WARPGROUPS;
-  t.producer_registers = t.warpgroups == 2 ? 40 : 32;
-  t.consumer_registers = t.warpgroups == 2 ? 232 : t.warpgroups == 3 ? 160 : 112;
-#endif
-#ifdef FLASH_TUNE_FWD_BLOCK_N
-  t.block_n = FLASH_TUNE_FWD_BLOCK_N;
-#endif
-#ifdef FLASH_TUNE_FWD_KV_STAGES
-  t.kv_stages = FLASH_TUNE_FWD_KV_STAGES;
-#endif
-#ifdef FLASH_TUNE_FWD_Q_STAGES
-  t.q_stages = FLASH_TUNE_FWD_Q_STAGES;
-#endif
-#ifdef FLASH_TUNE_FWD_ORDER
-  t.order = Order(FLASH_TUNE_FWD_ORDER);
-#endif
-#ifdef FLASH_TUNE_FWD_PINGPONG
-  t.pingpong = FLASH_TUNE_FWD_PINGPONG != 0;
-#endif
-#ifdef FLASH_TUNE_FWD_EARLY
-  t.early = FLASH_TUNE_FWD_EARLY;
-#endif
+  FLASH_TUNE_FWD;
   return t;
 }
 
