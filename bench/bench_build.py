@@ -1,9 +1,10 @@
 """python -m bench.bench_build: seconds per file, and registers, spills and shared memory per kernel.
 
-python -m bench.bench_build             compile every kernel file alone, one after another, and print the table
-python -m bench.bench_build --rows '*'  seconds that jit.load takes for each row whose name matches, on this machine's cores
-python -m bench.bench_build --record    either of them, recorded in bench/results/build.json
-python -m bench.bench_build --check     no compiling: fail if the build that was just made spills or serialises wgmma
+python -m bench.bench_build                   compile every kernel file alone, one after another, and print the table
+python -m bench.bench_build --files 'sm80/*'  these files (FLASH_EXT_ARCHS="86;89" chooses the architectures)
+python -m bench.bench_build --rows '*'        seconds that jit.load takes for each row whose name matches, on this machine's cores
+python -m bench.bench_build --record          any of them, recorded in bench/results/build.json
+python -m bench.bench_build --check           no compiling: fail if the build just made spills or serialises wgmma
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def cpu_seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(folder: Path) -> list[dict]:
+def measure(folder: Path, pattern: str = "*") -> list[dict]:
     """Compile each kernel file alone; one row per file."""
     plan = ninja_build.make_plan()
     if not plan.archs:
@@ -145,6 +146,8 @@ def measure(folder: Path) -> list[dict]:
     rows = []
     for source in plan.kernels:
         file = str(source.relative_to(build.CSRC))
+        if not fnmatch(file, pattern):
+            continue
         log = folder / f"{file}.o.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         archs = build.archs_of(source, plan.archs)
@@ -233,6 +236,7 @@ def print_kernels(folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--files", metavar="PATTERN", default="*", help="of kernel files below csrc/")
     parser.add_argument("--rows", metavar="PATTERN")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--kernels", action="store_true", help="print every kernel too")
@@ -245,7 +249,7 @@ def main() -> int:
     else:
         folder = build.CSRC.parent / "build" / "bench_build"
         print(f"{'file':34} {'archs':12} {'seconds':>7} {'kernels':>8} {'registers':>10} {'spills':>7}")
-        rows = measure(folder)
+        rows = measure(folder, options.files)
         total = sum(row["seconds"]["flash_ext"] for row in rows)
         print(f"{'total':34} {'':12} {total:7.1f}")
         if options.kernels:

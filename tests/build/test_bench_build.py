@@ -1,5 +1,9 @@
 """What bench_build reads out of ptxas -v, and what it refuses."""
 
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
 from bench import bench_build, results
 from build_tools.shared import build
 
@@ -67,6 +71,20 @@ def recorded_rows() -> tuple[list[dict], list[dict]]:
     """Of files, of rows compiled on first use."""
     recorded = results.load(results.RESULTS / "build.json")["rows"]
     return tuple([row for row in recorded if row["case"].startswith("row ") is of_rows] for of_rows in (False, True))
+
+
+def test_only_the_files_that_match_are_compiled(tmp_path, monkeypatch):
+    """For each architecture that they have code for, without linking."""
+    toolkit = SimpleNamespace(nvcc="nvcc")
+    plan = SimpleNamespace(archs=["80", "90a"], toolkit=toolkit, kernels=build.kernel_sources())
+    monkeypatch.setattr(bench_build.ninja_build, "make_plan", lambda: plan)
+    done = subprocess.CompletedProcess([], 0, stdout="", stderr=LOG)
+    monkeypatch.setattr(bench_build.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr(bench_build, "demangle", lambda names: names)
+    rows = bench_build.measure(tmp_path, "sm80/fwd_*")
+    assert {Path(row["case"]).parent.name for row in rows} == {"sm80"}
+    assert all(row["archs"] == ["80", "90a"] and row["registers"] == 168 and row["spills"] == 20 for row in rows)
+    assert all("fwd_sm80" in row["case"] and len(row["per_kernel"]) == 2 for row in rows)
 
 
 def test_recorded_times_are_within_their_limits():
