@@ -63,7 +63,7 @@ class RowCall:
 
     def __init__(self, extension: ModuleType, row: int, case: Case, inputs: Inputs):
         self.extension, self.row = extension, row
-        self.stream = torch.cuda.current_stream().cuda_stream
+        self.stream = torch.cuda.current_stream().cuda_stream if inputs.q.is_cuda else 0
         self.qkv = (inputs.q, inputs.k, inputs.v)
         rows = inputs.q.shape[:-2]
         stats = (case.num_heads, rows[0]) if case.packed else (rows[0], case.num_heads, rows[1])
@@ -80,6 +80,8 @@ class RowCall:
             self.options.max_seqlen_q = self.options.max_seqlen_k = case.seqlen
         if case.work == "bwd":
             self._prepare_backward(case, inputs)
+        elif size := extension.fwd_workspace(row, *self.qkv, self.options):
+            self.options.workspace = torch.empty(size, dtype=torch.uint8, device=device)
 
     def _prepare_backward(self, case: Case, inputs: Inputs) -> None:
         import flash_ext

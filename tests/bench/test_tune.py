@@ -1,7 +1,11 @@
 import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from bench.cases import make_inputs
 from bench.tune import build, measure, variants
 
 LIST = """
@@ -70,6 +74,26 @@ def test_cases_of_a_row():
     assert only.work == "bwd" and only.head_dim_v == 128 and only.packed and only.feature == "softcap"
     (window,) = measure.cases_of("fwd sm90 bf16 64 local dense plain", 4096)
     assert window.window_size == (1024, 0)
+
+
+class Fp8Kernel:
+    """An extension whose forward demands the workspace that it asked for, as Hopper's float8 rows do."""
+
+    Options = SimpleNamespace
+
+    def fwd_workspace(self, row, q, k, v, options) -> int:
+        return 4 * v.numel()
+
+    def fwd(self, row, q, k, v, out, lse, options, stream) -> None:
+        assert options.workspace.dtype == torch.uint8 and options.workspace.numel() == 4 * v.numel()
+        out.zero_()
+
+
+def test_a_row_gets_the_workspace_that_it_asks_for():
+    case = replace(measure.cases_of("fwd sm90 e4m3 64 any_mask any_layout plain", 32)[0], batch=2)
+    call = measure.RowCall(Fp8Kernel(), 3, case, make_inputs(case, "cpu"))
+    (out,) = call.poisoned_results(call.forward, backward=False)
+    assert out.shape == (2, 32, case.num_heads, 64) and out.isfinite().all()
 
 
 def test_a_build_says_what_ptxas_made_of_it(tmp_path, monkeypatch):
