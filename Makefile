@@ -1,5 +1,5 @@
 # make demo    set everything up, then train a small GPT with flash_ext's attention
-# make test    set everything up, then every check: C++ tests, linters, kernels (no spills), Python tests
+# make test    set everything up, then every check: C++ tests, linters, spills of kernels (none but the listed), Python tests
 # make lint / format / bench
 #
 # make PYTHON=python3.12 ...   another Python (its torch is used if it has one);   make VENV=... another environment
@@ -31,7 +31,7 @@ $(VENV)/.dev: $(VENV)/.ready requirements-dev.txt
 	@touch $@
 
 ctest: $(VENV)/.dev
-	cmake -S . -B build/cmake -G Ninja -DFLASH_EXT_CUDA=OFF
+	cmake -S . -B build/cmake -G Ninja -DFLASH_EXT_CUDA=OFF -DFLASH_EXT_WERROR=$(or $(FLASH_EXT_WERROR),OFF)
 	cmake --build build/cmake
 	ctest --test-dir build/cmake --output-on-failure
 
