@@ -39,9 +39,9 @@ void launch_fp8(const FwdParams& p, Stream stream) {
   const int most_blocks = multiprocessors(p.device);
   // A piece counts its rows from its own first one: the diagonal of a mask would move with them.
   const bool splits = !args.packed && p.window_left < 0 && p.window_right < 0;
-  const int64_t rows = int64_t(p.batch) * p.num_heads * p.seqlen_q;
-  args.tail = splits ? split_tail(args.num_tiles, (rows + Traits::kBlockM - 1) / Traits::kBlockM, most_blocks)
-                     : TileTail{INT_MAX, 0};
+  args.tail =
+      splits ? split_tail(args.num_tiles, int64_t(p.batch) * p.num_heads, p.seqlen_q, Traits::kWarpgroups, most_blocks)
+             : TileTail{INT_MAX, 0};
   const int64_t pieces = splits ? args.tail.count() : tiles;
   args.value_tiles = ValueTiles::of(p, Traits::kBlockN);
   // As many heads together as are worked on at a time.

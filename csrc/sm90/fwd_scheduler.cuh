@@ -70,7 +70,7 @@ class FwdScheduler {
           t.cut(rows.first, rows.count);
         }
       } else if constexpr (Traits::kSplitsTail) {
-        constexpr int kFirst = 64 * ceil_div(Traits::kWarpgroups, 2);
+        constexpr int kFirst = first_piece_rows(Traits::kWarpgroups);
         if (piece >= 0)
           t.cut(t.m_block * Traits::kBlockM + piece * kFirst, piece == 0 ? kFirst : Traits::kBlockM - kFirst);
       }

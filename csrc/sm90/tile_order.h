@@ -77,6 +77,16 @@ FLASH_HD constexpr TileTail split_tail(int tiles, int64_t full, int blocks) {
   return 2 * rest <= blocks ? TileTail{tiles - rest, rest} : TileTail{tiles, 0};
 }
 
+// Rows of the first of a tile's two pieces.
+FLASH_HD constexpr int first_piece_rows(int warpgroups) { return 64 * ceil_div(warpgroups, 2); }
+
+// Of tiles of 64 rows a warpgroup, in heads of seqlen_q rows: none where all second pieces would be without rows.
+FLASH_HD constexpr TileTail split_tail(int tiles, int64_t heads, int seqlen_q, int warpgroups, int blocks) {
+  if (seqlen_q <= first_piece_rows(warpgroups)) return {tiles, 0};
+  const int block_m = 64 * warpgroups;
+  return split_tail(tiles, (heads * seqlen_q + block_m - 1) / block_m, blocks);
+}
+
 // Tiles of a sequence that differ by 64 rows at most, with no mask: the first `tall` keep all warpgroups busy, the
 // others all but one. A tile for one warpgroup alone takes three quarters of the time of a full one.
 struct EvenTiles {

@@ -50,10 +50,11 @@ void test_together(int batch, int num_heads, int together, bool longest_first) {
   }
 }
 
-// Every row exactly once, whole tiles first; pieces only where they fit one round.
+// Every row exactly once, whole tiles first; pieces only where they fit one round and second ones can have rows.
 void test_tail(int heads, int seqlen_q, int warpgroups, int blocks) {
-  const int block_m = 64 * warpgroups, first = 64 * ceil_div(warpgroups, 2), m_blocks = ceil_div(seqlen_q, block_m);
-  const TileTail tail = split_tail(heads * m_blocks, ceil_div(heads * seqlen_q, block_m), blocks);
+  const int block_m = 64 * warpgroups, first = first_piece_rows(warpgroups), m_blocks = ceil_div(seqlen_q, block_m);
+  const TileTail tail = split_tail(heads * m_blocks, heads, seqlen_q, warpgroups, blocks);
+  EXPECT(tail.split == 0 || seqlen_q > first, "second pieces have rows");
   EXPECT(tail.whole >= 0 && 2 * tail.split <= blocks && tail.whole + tail.split == heads * m_blocks, "all tiles");
   EXPECT(tail.tile(tail.count()) == heads * m_blocks, "behind the last");
   std::vector<int> seen(heads * seqlen_q);
@@ -177,8 +178,9 @@ int main() {
     for (const int heads : {1, 5, 16, 64})
       for (const int warpgroups : {2, 3})
         for (const int blocks : {1, 12, 132}) test_tail(heads, seqlen_q, warpgroups, blocks);
-  EXPECT(split_tail(1376, ceil_div(16 * 16384, 192), 132).split == 46, "10 rounds and 46 tiles");
-  EXPECT(split_tail(1024, 8 * 16384 / 128, 132).split == 0, "7 rounds and 100 tiles");
+  EXPECT(split_tail(1376, 16, 16384, 3, 132).split == 46, "10 rounds and 46 tiles");
+  EXPECT(split_tail(1024, 8, 16384, 2, 132).split == 0, "7 rounds and 100 tiles");
+  EXPECT(split_tail(16, 16, 128, 3, 132).split == 0 && split_tail(16, 16, 129, 3, 132).split == 11, "short sequences");
   test_batches_together();
   using Window = std::pair<int, int>;
   for (const int seqlen_q : {1, 63, 65, 200, 513})
