@@ -18,7 +18,6 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
   using Pipeline::arrive, Pipeline::release_k, Pipeline::release_v, Pipeline::begin_turn, Pipeline::end_turn;
   using Pipeline::tile, Pipeline::band, Pipeline::place;
 
-  static constexpr Fp8Tile kTile = Traits::kTile;
   static constexpr int kBlockN = Traits::kBlockN, kSteps = kBlockN / 32;
   static constexpr bool kFullLoop = !Traits::kGeneral;  // blocks without a mask have a loop of their own
 
@@ -117,10 +116,8 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
   }
 
   // S and P of block n_block, while P of the block before it, still in p, is multiplied with its V. The maximum is
-  // found under that product; the vote on it is also what keeps the compiler from moving the wait in front of it. With
-  // kTile.early the exponentials are worked out under it too, unless a maximum has risen: the multiplications of O that
-  // this takes have to wait, and fill the gaps between the exponentials. Warps of a warpgroup differ in that, so the
-  // wait, which all of them have to execute together, stands between the branches.
+  // found under that product; the vote on it is also what keeps the compiler from moving the wait in front of it. The
+  // exponentials are worked out behind it, in two copies: in one the multiplications of O fill their gaps.
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
     ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
@@ -134,24 +131,12 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
     release_k_and_q(n_block);
     if constexpr (kMasked || Traits::kGeneral) prepare_scores(n_block);
     const Rise rise = softmax.raise(acc_s);
-    if constexpr (kTile.early != 0) {
-      if (!rise.rises) softmax.exponentials(acc_s);
-      finish_pv<0>();
-      if (rise.rises) {
-        totals.scale(rise.correction);
-        softmax.exponentials(acc_s);
-      }
-      softmax.pack(acc_s, p);
+    finish_pv<0>();
+    if (rise.rises) {
+      totals.scale(rise.correction);
+      softmax.set_p(acc_s, p);
     } else {
-      finish_pv<0>();
-      if (rise.rises) {
-        totals.scale(rise.correction);
-        softmax.exponentials(acc_s);
-        softmax.pack(acc_s, p);
-      } else {
-        softmax.exponentials(acc_s);
-        softmax.pack(acc_s, p);
-      }
+      softmax.set_p(acc_s, p);
     }
   }
 

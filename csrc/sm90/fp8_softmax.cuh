@@ -31,8 +31,7 @@ struct Fp8Softmax {
     quad_max(top);
     set_shift();
     row_sum[0] = row_sum[1] = 0.f;
-    exponentials(acc_s);
-    pack(acc_s, p);
+    set_p(acc_s, p);
   }
 
   // Brings top and shift up to any later block.
@@ -57,7 +56,14 @@ struct Fp8Softmax {
     return rise;
   }
 
-  // exp2 of a block's scores under the shift at hand, in their place.
+  // P of a block's scores under the shift at hand; overwrites them.
+  __device__ __forceinline__ void set_p(float (&acc_s)[kScores], uint32_t (&p)[kSteps][4]) {
+    exponentials(acc_s);
+    pack(acc_s, p);
+  }
+
+ private:
+  // In place.
   __device__ __forceinline__ void exponentials(float (&acc_s)[kScores]) {
     float sum[2][2] = {};
 #pragma unroll
@@ -69,7 +75,6 @@ struct Fp8Softmax {
     for (int r = 0; r < 2; r++) row_sum[r] += sum[r][0] + sum[r][1];
   }
 
-  // P of them.
   __device__ __forceinline__ static void pack(const float (&x)[kScores], uint32_t (&p)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < kScores; i += 8) {  // 16 columns: one place of A in either row
@@ -80,7 +85,6 @@ struct Fp8Softmax {
     }
   }
 
- private:
   __device__ __forceinline__ void set_shift() {
 #pragma unroll
     for (int r = 0; r < 2; r++) shift[r] = fmaf(finite(top[r]), scale, -kTopLog2);

@@ -5,7 +5,7 @@
 
 namespace flash::sm90 {
 
-// FwdTile with block_n a multiple of 32, at most 128; the order is Order::kOverlap, and early is all of P or nothing.
+// FwdTile with block_n a multiple of 32, at most 128; the order is Order::kOverlap, and nothing is early.
 struct Fp8Tile : FwdTile {
   int raw_stages;  // units of V that a transposing warp has in shared memory: 4096 bytes each
 };
@@ -20,10 +20,10 @@ constexpr Fp8Tile fp8_tile_default(int head_dim, bool two_levels) {
   if (two_levels && head_dim <= 128) return {{2, 128, 4, 2, Order::kOverlap, false, 0, 40, 232}, 4};
   if (two_levels) return {{2, 128, 3, 1, Order::kOverlap, false, 0, 40, 232}, 3};
   // Exponentials take twice as long as products: three warpgroups out of step keep the special function units busy.
-  if (head_dim <= 64) return {{3, 128, 3, 2, Order::kOverlap, false, 8, 32, 160}, 4};
+  if (head_dim <= 64) return {{3, 128, 3, 2, Order::kOverlap, false, 0, 32, 160}, 4};
   if (head_dim <= 128) return {{3, 96, 4, 2, Order::kOverlap, false, 0, 32, 160}, 4};
-  if (head_dim <= 192) return {{2, 128, 2, 2, Order::kOverlap, true, 8, 40, 232}, 3};
-  return {{2, 128, 2, 2, Order::kOverlap, true, 8, 24, 240}, 3};
+  if (head_dim <= 192) return {{2, 128, 2, 2, Order::kOverlap, true, 0, 40, 232}, 3};
+  return {{2, 128, 2, 2, Order::kOverlap, true, 0, 24, 240}, 3};
 }
 
 constexpr Fp8Tile fp8_tile(int head_dim, bool two_levels) {

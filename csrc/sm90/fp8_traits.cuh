@@ -44,7 +44,7 @@ struct Fp8Traits {
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
                 (kWarpgroups + 1) * kRegistersAtLaunch);
   static_assert(kBlockN % 32 == 0 && kBlockN <= 128, "keys of a block");
-  static_assert(kTile.order == Order::kOverlap && (kTile.early == 0 || kTile.early == kBlockN / 16));
+  static_assert(kTile.order == Order::kOverlap && kTile.early == 0);
   static_assert(kHeadDim % 32 == 0);
 };
 
