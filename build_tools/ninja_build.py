@@ -77,7 +77,9 @@ def announce(plan: Plan, say=print) -> int:
     files = len(build.cpp_sources()) + len(plan.kernels)
     jobs = parallel_jobs(files)
     seconds = SECONDS["cpp"] * len(build.cpp_sources())
-    seconds += sum(SECONDS[f.parent.name] * len(build.archs_of(f, plan.archs)) for f in plan.kernels)
+    seconds += sum(
+        SECONDS.get(f.parent.name, SECONDS["sm90"]) * len(build.archs_of(f, plan.archs)) for f in plan.kernels
+    )
     what = f"the CPU part alone: {plan.why}"
     if plan.archs:
         what = f"CUDA kernels for {', '.join(plan.archs)} with {plan.toolkit}"

@@ -50,8 +50,8 @@ class Variant(IntEnum):
     ANY = 2
 
 
-PATHS = ("reference", "cpu", "simt", "sm80", "sm90")
 CUDA_PATHS = {"sm90": Arch.SM90, "sm80": Arch.SM80, "simt": Arch.SIMT}  # fastest first
+PATHS = ("reference", "cpu", *reversed(CUDA_PATHS))
 
 
 class Key(NamedTuple):

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from . import reference
 from .call import new_rng_state
+from .dispatch import CUDA_PATHS
 from .extension import _C, use_path
 from .interface import flash_attn_varlen_func, forward
 
@@ -241,7 +242,7 @@ def available_paths() -> list[str]:
     paths = ["reference", "cpu"]
     if torch.cuda.is_available():
         q = torch.zeros(1, 1, 1, 64, dtype=torch.bfloat16, device="cuda")
-        for path in ("simt", "sm80", "sm90"):
+        for path in reversed(CUDA_PATHS):
             try:
                 with use_path(path):
                     forward(q, q, q)
@@ -252,7 +253,7 @@ def available_paths() -> list[str]:
 
 
 def device_of(path: str) -> str:
-    return "cuda" if path in ("simt", "sm80", "sm90") else "cpu"
+    return "cuda" if path in CUDA_PATHS else "cpu"
 
 
 def self_check_problems(device: str) -> Iterator[tuple[str, Problem]]:

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 import flash_ext
+from flash_ext.dispatch import CUDA_PATHS
 from flash_ext.testing import device_of
 
 CPU_PATHS = ("reference", "cpu")
-GPU_PATHS = ("simt", "sm80", "sm90")
+GPU_PATHS = tuple(reversed(CUDA_PATHS))
 PATHS = [*CPU_PATHS, *(pytest.param(path, marks=pytest.mark.gpu) for path in GPU_PATHS)]
 
 
