@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from behaviours import qkv
 from cases import CASES
 
 import flash_ext
+from flash_ext.extension import _C
 from flash_ext.testing import check
 
 pytestmark = pytest.mark.gpu
@@ -146,11 +149,40 @@ def test_wrong_lengths_on_the_device_end(path, deterministic):
         torch.cuda.synchronize()
 
 
-def test_wrong_lengths_on_the_device_reach_no_foreign_memory(monkeypatch):
+def between(guards: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+    """Room for a result; ``guards`` get what lies before and behind it, as large as the result and filled with 7."""
+    before, room, behind = torch.full((3, *like.shape), 7.0, dtype=like.dtype, device="cuda")
+    guards += [before, behind]
+    return room
+
+
+@pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
+def test_wrong_lengths_on_the_device_reach_no_foreign_memory(path):
+    q, k, v = (t.detach()[0] for t in qkv("cuda", seqlen_q=300, seqlen_k=300, heads=4, heads_kv=2))
+    names = {_C.row_name(row): row for row in range(len(_C.instances()))}
+    fwd, bwd = (
+        next(row for name, row in names.items() if name.startswith(f"{p} {path} bf16 64 ") and "general" not in name)
+        for p in ("fwd", "bwd")
+    )
+    if not (_C.is_built(fwd) and _C.is_built(bwd)):
+        pytest.skip("not in this build")
+    options, stream = _C.Options(), torch.cuda.current_stream().cuda_stream
+    options.softmax_scale, options.max_seqlen_q, options.max_seqlen_k = 0.125, 300, 300
+    for starts in ([0, 2**30, -5, 10**9], [0, 200, 100, 300], [-(2**31), 2**31 - 1]):
+        options.cu_seqlens_q = options.cu_seqlens_k = torch.tensor(starts, dtype=torch.int32, device="cuda")
+        stats = torch.zeros(4, 300, device="cuda")
+        guards: list[torch.Tensor] = []
+        out, lse, delta, dq, dk, dv = (between(guards, like) for like in (q, stats, stats, q, k, v))
+        _C.fwd(fwd, q, k, v, out, lse, options, stream)
+        blocks = -(-_C.bwd_workspace(bwd, q, k, v, options) // 1024)
+        workspace = between(guards, torch.empty(blocks, 1024, dtype=torch.uint8))
+        _C.bwd(bwd, q, k, v, out, out, lse, None, delta, dq, dk, dv, None, workspace, options, stream)
+        assert all((guard == 7).all() for guard in guards)
+
+
+def test_lengths_on_the_device_are_checked_on_request(monkeypatch):
     q, k, v = (t.detach()[0] for t in qkv("cuda"))
     wild = torch.tensor([0, 2**30, -5, 10**9], dtype=torch.int32, device="cuda")
-    flash_ext.flash_attn_varlen_func(q, k, v, wild, wild, 64, 64)
-    torch.cuda.synchronize()
     monkeypatch.setenv("FLASH_EXT_CHECK_LENGTHS", "1")
     with pytest.raises(ValueError, match="cu_seqlens_q"):
         flash_ext.flash_attn_varlen_func(q[:63], k, v, wild, wild, 64, 64)
@@ -208,24 +240,29 @@ def test_import_leaves_cuda_uninitialised():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_host_time_is_below_torch():
-    """A tiny call is all host time: at most that of torch's attention, with and without a gradient."""
-    from time import perf_counter
+WITHOUT_QUERIES = """
+import cases
+from flash_ext.testing import available_paths, check, device_of, poison
 
-    def microseconds(function) -> float:
-        best = float("inf")
-        for _ in range(7):
-            torch.cuda.synchronize()
-            begin = perf_counter()
-            for _ in range(200):
-                function()
-            best = min(best, perf_counter() - begin)
-        return best / 200 * 1e6
+for path in available_paths():
+    for head_dim in (128, 256):
+        configs = dict(zip(("cuda", "cpu"), cases.CASES[f"packed, keys without queries, head_dim {head_dim}"]))
+        config, device = configs[device_of(path)], device_of(path)
+        problem = config.problem(device)
+        with poison():
+            got = problem.run(path)
+        check(problem, path, got=got)
+        first, last = config.lengths[0][1], config.lengths[-1][1]
+        for name in ("dk", "dv"):
+            assert not got[name][:first].any() and not got[name][-last:].any(), f"{path} {head_dim}: {name}"
+"""
 
-    for grad in (False, True):
-        q, k, v = (t.detach().requires_grad_(grad) for t in qkv("cuda", seqlen_q=8, seqlen_k=8))
-        theirs = [t.detach().transpose(1, 2).requires_grad_(grad) for t in (q, k, v)]
-        ours = microseconds(lambda q=q, k=k, v=v: flash_ext.forward(q, k, v))
-        torchs = microseconds(lambda t=theirs: torch.nn.functional.scaled_dot_product_attention(*t))
-        print(f"host time, gradient {grad}: flash_ext {ours:.1f} us, torch {torchs:.1f} us")
-        assert ours <= 1.1 * torchs
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_keys_without_queries_have_gradients_of_zero(caching):
+    """Of exactly zero, also in memory that comes fresh from the driver."""
+    tests = Path(__file__).parent
+    env = os.environ | {"PYTHONPATH": os.pathsep.join((str(tests.parent), str(tests)))}
+    if not caching:
+        env["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    subprocess.run([sys.executable, "-c", WITHOUT_QUERIES], env=env, check=True)

@@ -66,12 +66,6 @@ def test_runs_on(arch, capability, runs):
     assert build.runs_on(arch, capability) is runs
 
 
-def test_file_names_are_unique():
-    # torch.utils.cpp_extension.load names objects by the file's name alone.
-    names = [path.stem for path in (*build.cpp_sources(), *build.kernel_sources())]
-    assert len(names) == len(set(names))
-
-
 def test_every_row_has_a_kernel_file_and_every_file_a_row():
     from flash_ext import jit
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from problems import packed_problem
 from simt.problems import BF16, FP32, KERNELS, problem, rand
 
 import flash_ext
-from flash_ext.testing import Problem, check, poison
+from flash_ext.testing import check, poison
 
 pytestmark = pytest.mark.gpu
 
@@ -29,15 +30,9 @@ def test_groups_of_heads(heads, path):
 
 @pytest.mark.parametrize(("path", "dtype"), [("simt", FP32), ("simt", BF16), ("sm80", FP32)], ids=str)
 def test_packed_with_empty_segments_and_a_tail(path, dtype):
-    lengths_q, lengths_k = [1, 64, 0, 65, 130, 3], [5, 64, 70, 1, 100, 0]
-    cu_q, cu_k = (
-        torch.tensor([0, *torch.tensor(x).cumsum(0)], dtype=torch.int32, device="cuda") for x in (lengths_q, lengths_k)
-    )
-    q = rand(sum(lengths_q) + 7, 4, 64, dtype=dtype)
-    k, v = (rand(sum(lengths_k) + 7, 2, 64, dtype=dtype) for _ in range(2))
-    options = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": 130, "max_seqlen_k": 100, "causal": True}
+    lengths = [1, 64, 0, 65, 130, 3], [5, 64, 70, 1, 100, 0]
     with poison():
-        check(Problem(q, k, v, options), path)
+        check(packed_problem(*lengths, 64, dtype, tail=7, causal=True), path)
 
 
 @pytest.mark.parametrize("path", ["simt", "sm80"])
