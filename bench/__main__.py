@@ -1,9 +1,9 @@
 """python -m bench: times flash_ext beside the other attention libraries. See bench/NOTES.md for the method.
 
-python -m bench fwd                               forward: the grid and all other shapes
+python -m bench --runs 3 --record                 everything, the median of three runs into bench/results/<gpu>.json
 python -m bench fwd bwd --case grid --head-dim 128
 python -m bench --quick                           the forward grid with three libraries, in a minute
-python -m bench fwd bwd --runs 3 --record         median of three runs into bench/results/<gpu>.json
+python -m bench fwd bwd --path sm80               Ampere's kernels
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("work", nargs="*", default=["fwd"], help=f"of: {' '.join(cases.ALL)} (default fwd)")
+    parser.add_argument("work", nargs="*", help=f"of: {' '.join(cases.ALL)} (default all)")
     parser.add_argument("--case", nargs="+", help="only these cases, such as grid gqa window packed")
     parser.add_argument("--head-dim", nargs="+", type=int)
     parser.add_argument("--seqlen", nargs="+", type=int)
@@ -44,6 +44,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="merge into this file instead")
     parser.add_argument("--commit", help="recorded with the rows, where git cannot tell")
     options = parser.parse_args(arguments)
+    options.work = options.work or (["fwd"] if options.quick else list(cases.ALL))
     for work in options.work:
         if work not in cases.ALL:
             parser.error(f"work must be of {', '.join(cases.ALL)}, got {work}")

@@ -104,20 +104,18 @@ def render_generations(rows: list[dict]) -> str:
     return align(cells)
 
 
-def shares(rows: list[dict]) -> list[list[str]]:
+def shares(rows: list[dict]) -> list[tuple[dict, str, float]]:
     """What a feature, unusual scores or another way of flash_ext (deterministic, another path) leave of the speed of the
-    same call without it, in the same run."""
+    same call without it, in the same run: (row, way or "", share)."""
     speeds = {identity(row): row["tflops"]["flash_ext"] for row in rows if "flash_ext" in row.get("tflops", {})}
-    cells = []
+    found = []
     for row in rows:
+        ours = speeds.get(identity(row))
         base = {name: value for name, value in row.items() if name not in ("feature", "inputs")}
-        name, plain = f"{label(row)} {short(row['seqlen'])}", speeds.get(identity(base))
-        if plain and identity(row) != identity(base) and identity(row) in speeds:
-            cells.append([name, f"{speeds[identity(row)] / plain:.2f}"])
-        for way, value in row.get("own", {}).items():
-            if identity(row) in speeds:
-                cells.append([f"{name} {way}", f"{value / speeds[identity(row)]:.2f}"])
-    return [["share of the plain call's speed", ""], *cells] if cells else []
+        if ours and identity(row) != identity(base) and identity(base) in speeds:
+            found.append((row, "", ours / speeds[identity(base)]))
+        found += [(row, way, value / ours) for way, value in row.get("own", {}).items() if ours]
+    return found
 
 
 def _block(name: str, unit: str, rows: list[dict]) -> str:
@@ -142,32 +140,54 @@ def align(cells: list[list[str]]) -> str:
     return "\n".join(lines)
 
 
-def summary_cells(rows: list[dict]) -> list[list[str]]:
-    """Per work and case: geometric mean and lowest of the ratios to the best peer. Empty where there is nothing to compare."""
+def is_below(ratio: Ratio) -> bool:
+    """In the digits that are printed."""
+    return round(ratio.value, 3) < 1
+
+
+def ratios_by_case(rows: list[dict]) -> dict[tuple[str, str, str], list[Ratio]]:
+    """Of each (work, case, path): the ratios to the best peer, where there is something to compare with."""
     groups: dict[tuple, list[Ratio]] = {}
     for row in rows:
         ratio = ratio_to_best_peer(row)
         if ratio and row["case"] != "generations":
             groups.setdefault((row["work"], row["case"], row.get("path", "")), []).append(ratio)
+    return groups
+
+
+def through_cudnn(rows: list[dict], peers: list[dict]) -> list[Ratio]:
+    """Ratios to the best of several libraries of which cuDNN alone was timed beside flash_ext. The others are read through
+    their own ratio to cuDNN in `peers`, rows of another run on such a card."""
+    of_peers = {identity(row): row["tflops"] for row in peers}
+    found = []
+    for row in rows:
+        ours, theirs = row.get("tflops", {}), of_peers.get(identity(row))
+        if theirs and {"flash_ext", "cudnn"} <= ours.keys():
+            peer = max(theirs, key=theirs.get)
+            found.append(Ratio(row, ours["flash_ext"] / ours["cudnn"] * theirs["cudnn"] / theirs[peer], peer))
+    return found
+
+
+def summary_cells(rows: list[dict]) -> list[list[str]]:
+    """Per work and case: geometric mean and lowest of the ratios to the best peer. Empty where there is nothing to compare."""
     cells = [["flash_ext / best peer", "cells", "geomean", "below 1", "lowest", "where (against)"]]
-    for (work, case, path), ratios in groups.items():
+    for (work, case, path), ratios in ratios_by_case(rows).items():
         low = min(ratios, key=lambda ratio: ratio.value)
         where = f"{label(low.row)} {short(low.row['seqlen'])} ({low.peer})"
-        below = sum(ratio.value < 1 for ratio in ratios)
         mean = statistics.geometric_mean(ratio.value for ratio in ratios)
         name = f"{work} {case}" + (f" on {path}" if path else "")
-        cells.append([name, str(len(ratios)), f"{mean:.3f}", str(below), f"{low.value:.3f}", where])
-    return cells if groups else []
+        below = str(sum(map(is_below, ratios)))
+        cells.append([name, str(len(ratios)), f"{mean:.3f}", below, f"{low.value:.3f}", where])
+    return cells if len(cells) > 1 else []
+
+
+def share_cells(rows: list[dict]) -> list[list[str]]:
+    cells = [
+        [f"{label(row)} {short(row['seqlen'])} {way}".rstrip(), f"{share:.2f}"] for row, way, share in shares(rows)
+    ]
+    return [["share of the plain call's speed", ""], *cells] if cells else []
 
 
 def summary(rows: list[dict]) -> str:
-    ratios = align(summary_cells(rows)) if summary_cells(rows) else "no row has both flash_ext and a peer"
-    return f"{ratios}\n\n{align(shares(rows))}" if shares(rows) else ratios
-
-
-def summary_markdown(rows: list[dict]) -> str:
-    cells = summary_cells(rows)
-    if not cells:
-        return ""
-    lines = [f"| {' | '.join(line)} |" for line in cells]
-    return "\n".join([lines[0], "|---" * len(cells[0]) + "|", *lines[1:]])
+    cells = summary_cells(rows) or [["no row has both flash_ext and a peer"]]
+    return "\n\n".join(align(part) for part in (cells, share_cells(rows)) if part)

@@ -1,4 +1,5 @@
-"""python -m build_tools.readme [--write]: the README's generated parts: kernels from csrc/instances.h, plots from docs/plots."""
+"""python -m build_tools.readme [--write]: the README's generated parts and docs/measured.md: kernels from csrc/instances.h,
+numbers and plots from bench/results and docs/plots."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from pathlib import Path
 from .shared import ROOT
 
 README = ROOT / "README.md"
+MEASURED = ROOT / "docs" / "measured.md"
 PLOTS = ROOT / "docs" / "plots"  # python -m bench.report --plots docs/plots
 RESULTS = ROOT / "bench" / "results" / "h200.json"
+PEERS = ROOT / "bench" / "results" / "h200_peers.json"  # FA3's and FA4's backward, which no wheel for this run has
 
 PASSES = ("forward", "backward", "bias gradient")
 ARCHS = ("`simt` (any GPU)", "`sm80` (Ampere and later)", "`sm90` (Hopper)")
@@ -20,6 +23,7 @@ LAYOUTS = ("dense", "packed", "dense, packed")
 VARIANTS = ("none", "softcap, ALiBi, bias, sinks, dropout", "any of them")
 E4M3 = 3
 
+README_PLOTS = ("fwd.png", "bwd.png", "train_context.png")
 CAPTIONS = {
     "fwd.png": "Forward, bf16, higher is better",
     "bwd.png": "Backward, bf16, higher is better",
@@ -56,23 +60,25 @@ def table(instances: Sequence[Sequence[int]]) -> str:
     return "\n".join(lines)
 
 
-def plots(folder: Path = PLOTS) -> str:
+def plots(names: Sequence[str], folder: Path = PLOTS, link: str = "docs/plots") -> str:
     """The recorded plots that exist."""
     return "\n\n".join(
-        f"**{caption}**\n\n![{caption}](docs/plots/{name})"
-        for name, caption in CAPTIONS.items()
-        if (folder / name).exists()
+        f"**{CAPTIONS[name]}**\n\n![{CAPTIONS[name]}]({link}/{name})" for name in names if (folder / name).exists()
     )
 
 
-def numbers(path: Path = RESULTS) -> str:
-    """The recorded ratios to the best other library."""
-    if not path.exists():
-        return ""
-    from bench import results, table
+def generated_parts(instances: Sequence[Sequence[int]]) -> dict[str, str]:
+    """Of the README, by name."""
+    from bench import markdown, results
 
-    data = results.load(path)
-    return f"{data['gpu']}, torch {data['torch']}:\n\n{table.summary_markdown(data['rows'])}"
+    data, peers = results.load(RESULTS), results.load(PEERS)
+    rows = data["rows"]
+    measured = [f"{markdown.machine(data)}:", markdown.speeds(rows, peers["rows"]), markdown.exactness(rows)]
+    return {
+        "kernels": table(instances),
+        "features": markdown.features(rows),
+        "measured": "\n\n".join([*measured, plots(README_PLOTS)]),
+    }
 
 
 def replace_part(text: str, name: str, content: str) -> str:
@@ -83,9 +89,28 @@ def replace_part(text: str, name: str, content: str) -> str:
 
 def current_readme(instances: Sequence[Sequence[int]]) -> str:
     """The README with its generated parts as they should be."""
-    text = replace_part(README.read_text(), "kernels", table(instances))
-    measured = "\n\n".join(part for part in (numbers(), plots()) if part)
-    return replace_part(text, "plots", measured or "No run is recorded yet.")
+    text = README.read_text()
+    for name, content in generated_parts(instances).items():
+        text = replace_part(text, name, content)
+    return text
+
+
+MEASURED_HEAD = """# Measured
+
+Written by `make format` from [`bench/results/{results}`](../bench/results/{results}); what was tried, and how it is measured:
+[`bench/NOTES.md`](../bench/NOTES.md). {machine}.
+
+A ratio is flash_ext's speed to that of the best other library in the same run (of time, memory and errors the inverse: above 1
+flash_ext is better). `python -m bench.report` prints every library's number."""
+
+
+def current_measured() -> str:
+    from bench import markdown, results
+
+    data = results.load(RESULTS)
+    head = MEASURED_HEAD.format(results=RESULTS.name, machine=markdown.machine(data))
+    others = [name for name in CAPTIONS if name not in README_PLOTS]
+    return "\n\n".join([head, markdown.everything(data["rows"]), plots(others, link="plots")]) + "\n"
 
 
 def main() -> None:
@@ -94,6 +119,7 @@ def main() -> None:
     text = current_readme(jit.extension().instances())
     if "--write" in sys.argv:
         README.write_text(text)
+        MEASURED.write_text(current_measured())
     else:
         print(text)
 

@@ -2,7 +2,7 @@ import pytest
 
 from bench.cases import Case
 from bench.results import make_row
-from bench.table import label, one_line, ratio_to_best_peer, render, short, summary, summary_markdown
+from bench.table import label, one_line, ratio_to_best_peer, render, short, summary
 
 
 def row(tflops: dict, unit: str = "tflops", **case) -> dict:
@@ -55,13 +55,6 @@ def test_summary_names_the_lowest_cell():
     text = summary(rows).splitlines()[1]
     assert text.split()[:6] == ["fwd", "grid", "2", "1.000", "1", "0.500"]
     assert "1k (cudnn)" in text
-
-
-def test_summary_as_markdown():
-    lines = summary_markdown([row({"flash_ext": 400, "fa3": 200})]).splitlines()
-    assert lines[1] == "|---|---|---|---|---|---|"
-    assert lines[2] == "| fwd grid | 1 | 2.000 | 0 | 2.000 | fwd grid bf16 d128 full 8k (fa3) |"
-    assert summary_markdown([]) == ""
 
 
 def test_summary_without_pairs():

@@ -25,21 +25,22 @@ def test_dtypes_that_take_other_options_have_a_line_of_their_own():
 
 
 def test_only_recorded_plots_are_shown(tmp_path):
-    assert readme.plots(tmp_path) == ""
+    assert readme.plots(["fwd.png", "bwd.png"], tmp_path) == ""
     (tmp_path / "fwd.png").touch()
-    assert readme.plots(tmp_path).endswith("(docs/plots/fwd.png)")
+    assert readme.plots(["fwd.png", "bwd.png"], tmp_path).endswith("(docs/plots/fwd.png)")
 
 
 def test_readme_is_current():
     current = readme.current_readme(jit.extension().instances())
     assert readme.README.read_text() == current, "run: make format"
+    assert readme.MEASURED.read_text() == readme.current_measured(), "run: make format"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/measured.md"])
 def test_links_lead_somewhere(name):
-    text = (readme.ROOT / name).read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    assert [link for link in links if not (readme.ROOT / link).exists()] == []
+    path = readme.ROOT / name
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()) if "://" not in link]
+    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 def test_the_example_runs():
