@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
-CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')
+CXX_FILES = $(shell find csrc tests examples -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test install ctest lint format kernels pytest bench clean
 .NOTPARALLEL:
