@@ -37,17 +37,12 @@ def draw_loss(row: dict, path: Path) -> Path:
         width, alpha, above = {"flash_ext": (1.2, 1, 3), "sdpa": (3, 0.5, 2), "standard": (6, 0.4, 1)}[name]
         axes.plot(losses, label=NAMES[name], color=COLOURS[name], linewidth=width, alpha=alpha, zorder=above)
     axes.set(xlabel="step", ylabel="training loss (nats per byte)")
-    others = {name: losses for name, losses in row["loss"].items() if name != "standard"}
-    apart = (f"{NAMES[name]} {largest_difference(x, row['loss']['standard']):.2g}" for name, x in others.items())
+    apart = (f"{NAMES[name]} {value:.2g}" for name, value in row["loss_difference"].items())
     axes.set_title(f"Largest distance from standard attention: {', '.join(apart)} ({row['dtype']})", fontsize=10)
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return path
-
-
-def largest_difference(losses: list[float], others: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(losses, others, strict=True))
 
 
 def draw_contexts(steps: list[dict], memory: list[dict], path: Path) -> Path:

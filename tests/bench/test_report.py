@@ -17,7 +17,11 @@ def row(work: str, case: str, path: str = "sm90", **options) -> dict:
 
 def training_rows() -> list[dict]:
     shape = {"dtype": "bf16", "head_dim": 128, "causal": True, "batch": 1, "num_heads": 8, "num_heads_kv": 8}
-    curve = {"loss": {"flash_ext": [5.0, 4.0], "standard": [5.0, 4.01]}, "loss_difference": 0.01, "seqlen": 2048}
+    curve = {
+        "loss": {"flash_ext": [5.0, 4.0], "standard": [5.0, 4.01]},
+        "loss_difference": {"flash_ext": 0.01},
+        "seqlen": 2048,
+    }
     rows = [{**shape, **curve, "work": "train", "case": "loss", "seconds": {"flash_ext": 0.1, "standard": 0.2}}]
     for seqlen in (2048, 8192):
         rows.append({**shape, "work": "train", "case": "context", "seqlen": seqlen, "seconds": {"flash_ext": 0.1}})
