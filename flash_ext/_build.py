@@ -124,7 +124,8 @@ def find_toolkit(torch_cuda: str | None) -> Toolkit | None:
 def architectures(capabilities: list[tuple[int, int]]) -> list[str]:
     """What to compile for, e.g. ["80+ptx", "90a"]: FLASH_EXT_ARCHS, else the GPUs present, else A100 and H100.
 
-    wgmma exists in sm_90a alone, so 90 always means 90a.
+    wgmma exists in sm_90a alone, so 90 always means 90a. "80@90" is the code of sm_80 for a GPU of sm_90: what older GPUs
+    run, tested on a newer one.
     """
     text = os.environ.get("FLASH_EXT_ARCHS", "")
     if text.strip().lower() == "none":
@@ -134,7 +135,7 @@ def architectures(capabilities: list[tuple[int, int]]) -> list[str]:
             word.lower().replace(".", "").removeprefix("sm_") for word in re.split(r"[;,\s]+", text.strip()) if word
         ]
         for arch in archs:
-            if not re.fullmatch(r"\d{2,3}[af]?(\+ptx)?", arch):
+            if not re.fullmatch(r"\d{2,3}([af]?(\+ptx)?|@\d{2,3})", arch):
                 raise BuildError(
                     f"FLASH_EXT_ARCHS={text!r}: {arch!r} is no architecture. Write '80;90a', '80+PTX' or 'none'."
                 )
@@ -151,6 +152,7 @@ def _number(arch: str) -> int:
 
 def runs_on(arch: str, capability: tuple[int, int]) -> bool:
     """Machine code runs on later minor versions of its major one, 90a on 9.0 alone, PTX on everything later."""
+    arch = arch.rpartition("@")[2]  # the GPU of "80@90"
     number, device = _number(arch), capability[0] * 10 + capability[1]
     if arch.endswith("+ptx"):
         return device >= number
@@ -160,8 +162,8 @@ def runs_on(arch: str, capability: tuple[int, int]) -> bool:
 def gencode(archs: list[str]) -> list[str]:
     flags = []
     for arch in archs:
-        name = arch.removesuffix("+ptx")
-        flags.append(f"-gencode=arch=compute_{name},code=sm_{name}")
+        name, _, gpu = arch.removesuffix("+ptx").partition("@")
+        flags.append(f"-gencode=arch=compute_{name},code=sm_{gpu or name}")
         if arch.endswith("+ptx"):
             flags.append(f"-gencode=arch=compute_{name},code=compute_{name}")
     return flags

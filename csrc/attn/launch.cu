@@ -1,8 +1,11 @@
 #include "launch.cuh"
 
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
+
+#include "shared_memory.h"
 
 namespace flash {
 
@@ -23,6 +26,18 @@ int multiprocessors(int device) {
     FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
     return count;
   });
+}
+
+SharedMemory shared_memory_of(int device) {
+  SharedMemory memory{};
+  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&memory.per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
+                   "cudaDevAttrMaxSharedMemoryPerBlockOptin");
+  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&memory.per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+                   "cudaDevAttrMaxSharedMemoryPerMultiprocessor");
+  static const char* const kib = std::getenv("FLASH_EXT_SHARED_MEMORY");
+  if (kib == nullptr) return memory;
+  FLASH_CHECK_ARG(std::atoi(kib) > 0, "FLASH_EXT_SHARED_MEMORY must be a number of KiB, got ", kib);
+  return with_smaller_blocks(memory, 1024 * std::atoi(kib));
 }
 
 void allow_shared_memory(const void* kernel, int bytes) {

@@ -4,6 +4,7 @@
 
 #include "../attn/launch.cuh"
 #include "../attn/mask.h"
+#include "../attn/shared_memory.h"
 #include "rows.cuh"
 #include "tile.h"
 
@@ -60,18 +61,10 @@ __device__ __forceinline__ void store_rows(const Rows& dst, const float (&acc)[T
   }
 }
 
-// Shared memory that one CTA may have on this device.
-inline int shared_memory_limit(int device) {
-  int bytes = 0;
-  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                   "cudaDevAttrMaxSharedMemoryPerBlockOptin");
-  return bytes;
-}
-
 // run(Traits) with the large tiles if a CTA of the device may have the shared memory that they take.
 template <class Large, class Compact, class Run>
 void with_fitting_tile(int device, Run&& run) {
-  if (Large::kSharedBytes <= shared_memory_limit(device)) {
+  if (Large::kSharedBytes <= shared_memory_of(device).per_block) {
     run(Large{});
   } else {
     run(Compact{});

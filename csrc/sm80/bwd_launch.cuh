@@ -9,7 +9,6 @@
 #include "bwd_postprocess.cuh"
 #include "bwd_preprocess.cuh"
 #include "bwd_tail.cuh"
-#include "shared_memory.cuh"
 
 namespace flash::sm80 {
 

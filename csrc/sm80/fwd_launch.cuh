@@ -5,7 +5,6 @@
 
 #include "../attn/launch.cuh"
 #include "fwd_kernel.cuh"
-#include "shared_memory.cuh"
 
 namespace flash::sm80 {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../attn/host_device.h"
+#include "../attn/shared_memory.h"
 #include "../attn/tune.h"
 
 namespace flash::sm80 {
@@ -95,18 +96,6 @@ constexpr BwdSmem bwd_smem(const BwdTile& t, int head_dim, int head_dim_v) {
   s.stage = s.barriers + 128;  // tiles start at multiples of 128 bytes
   s.stage_bytes = 2 * t.kBlockM * (head_dim + head_dim_v) + 2 * 4 * t.kBlockM;
   return s;
-}
-
-// Shared memory of a device, in bytes; each block also costs kReserved.
-struct SharedMemory {
-  int per_block, per_sm;
-  static constexpr int kReserved = 1024;
-};
-inline constexpr SharedMemory kSharedMemorySm80{163 * 1024, 164 * 1024}, kSharedMemorySm86{99 * 1024, 100 * 1024},
-    kSharedMemorySm90{227 * 1024, 228 * 1024};  // sm_89 and sm_120 are like sm_86, sm_100 like sm_90
-
-constexpr bool fits(const SharedMemory& memory, int blocks, int bytes) {
-  return bytes <= memory.per_block && blocks * (bytes + SharedMemory::kReserved) <= memory.per_sm;
 }
 
 // Two pipeline stages or one. More blocks on a multiprocessor hide more than a second stage does; where as many blocks

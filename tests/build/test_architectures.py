@@ -1,5 +1,7 @@
 """Which architectures a build is for, and which of them each kernel file is compiled for."""
 
+import re
+
 import pytest
 
 from build_tools.shared import BuildError, build
@@ -15,6 +17,7 @@ SIMT = build.CSRC / "simt" / "fwd_simt.cu"
         ("80;90a", ["80", "90a"]),
         ("8.0 9.0", ["80", "90a"]),  # wgmma exists in 90a only
         ("80+PTX,sm_90a", ["80+ptx", "90a"]),
+        ("80@90;8.6@9.0", ["80@90", "86@90"]),  # older code for a newer GPU
         ("none", []),
     ],
 )
@@ -30,23 +33,25 @@ def test_else_the_gpus_present_else_two(monkeypatch):
 
 
 def test_wrong_architecture_is_an_error(monkeypatch):
-    monkeypatch.setenv("FLASH_EXT_ARCHS", "hopper")
-    with pytest.raises(BuildError, match="'hopper' is no architecture"):
-        build.architectures([])
+    for text in ("hopper", "80@", "80@90+ptx"):
+        monkeypatch.setenv("FLASH_EXT_ARCHS", text)
+        with pytest.raises(BuildError, match=f"'{re.escape(text)}' is no architecture"):
+            build.architectures([])
 
 
 def test_each_file_is_compiled_only_where_it_has_code():
-    archs = ["75", "80+ptx", "90a", "120"]
+    archs = ["75", "80+ptx", "90a", "120", "75@90", "80@90"]
     assert build.archs_of(SM90, archs) == ["90a"]
-    assert build.archs_of(SM80, archs) == ["80+ptx", "90a", "120"]
+    assert build.archs_of(SM80, archs) == ["80+ptx", "90a", "120", "80@90"]
     assert build.archs_of(SIMT, archs) == archs
 
 
 def test_gencode_flags():
-    assert build.gencode(["80+ptx", "90a"]) == [
+    assert build.gencode(["80+ptx", "90a", "75@90"]) == [
         "-gencode=arch=compute_80,code=sm_80",
         "-gencode=arch=compute_80,code=compute_80",
         "-gencode=arch=compute_90a,code=sm_90a",
+        "-gencode=arch=compute_75,code=sm_90",
     ]
 
 
@@ -60,6 +65,8 @@ def test_gencode_flags():
         ("80+ptx", (9, 0), True),
         ("90a", (9, 0), True),
         ("90a", (10, 0), False),
+        ("80@90", (9, 0), True),
+        ("80@90", (8, 0), False),
     ],
 )
 def test_runs_on(arch, capability, runs):

@@ -227,6 +227,9 @@ void test_tiles_fit() {
   for (const SharedMemory& device : devices) EXPECT(fits(device, 2, forward), "forward 64 twice");
   EXPECT(fits(kSharedMemorySm80, 2, bwd_smem(bwd_tile(64, 64), 64, 64).bytes(1)), "backward 64 twice");
   EXPECT(fits(kSharedMemorySm90, 2, fwd_smem(fwd_tile(128, 128), 128, 128).bytes), "forward 128 twice");
+  const SharedMemory smaller = with_smaller_blocks(kSharedMemorySm90, 99 * 1024);
+  EXPECT(smaller.per_block == kSharedMemorySm86.per_block && smaller.per_sm == kSharedMemorySm86.per_sm, "as sm_86");
+  EXPECT(with_smaller_blocks(kSharedMemorySm86, 163 * 1024).per_sm == kSharedMemorySm86.per_sm, "no larger ones");
   EXPECT(choose_stages(kSharedMemorySm86, 2, 60 * 1024, 40 * 1024) == 1, "two blocks of one stage");
   EXPECT(choose_stages(kSharedMemorySm90, 2, 60 * 1024, 40 * 1024) == 2, "two blocks of two stages");
 }
