@@ -117,17 +117,6 @@ void launch_fwd(const FwdParams& p, Stream stream) {
                 cuda_stream(stream), args);
 }
 
-// Plain kernels take the maximum of q.k for that of the scores. A scale that is not positive goes to a general one,
-// which scales first.
-inline auto general_fwd(const FwdParams& p) {
-  const Key call{Pass::kFwd,   Arch::kSm90, p.dtype,      p.head_dim,
-                 p.head_dim_v, Mask::kAny,  Layout::kAny, Variant::kGeneral};
-  for (int row = 0; row < kNumInstances; row++)
-    if (serves(kInstances[row], call) && launchers(row).fwd != nullptr) return launchers(row).fwd;
-  throw std::invalid_argument(
-      message("softmax_scale must be positive where no general kernel is built, got ", p.softmax_scale));
-}
-
 // Rows of the table.
 template <int kQK, int kV>
 struct FwdDims {
@@ -138,13 +127,7 @@ template <int kRow>
 struct FwdSm90 {
   static constexpr Key kKey = kInstances[kRow];
   using Traits = FwdTraits<kKey.dtype, FwdDims<kKey.head_dim, kKey.head_dim_v>, kKey.variant == Variant::kGeneral>;
-  static void fwd(const FwdParams& p, Stream stream) {
-    if (Traits::kGeneral || p.softmax_scale > 0.f) {
-      launch_fwd<Traits>(p, stream);
-    } else {
-      general_fwd(p)(p, stream);
-    }
-  }
+  static void fwd(const FwdParams& p, Stream stream) { launch_fwd<Traits>(p, stream); }
 };
 
 template <int kHeadDim>
