@@ -5,22 +5,9 @@
 #include "../ptx/griddep.cuh"
 #include "bwd_helper.cuh"
 #include "bwd_loads.cuh"
-#include "fwd_counters.cuh"
+#include "counters.cuh"
 
 namespace flash::sm90 {
-
-// The tile behind `last` in the order of blocks that this thread block gets.
-__device__ __forceinline__ int claim_tile(const BwdArgs& args, int last) {
-  if (args.counter_slot < 0) return last + gridDim.x;
-  return gridDim.x + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
-}
-
-// The last of `workers` thread blocks, or pairs, leaves the counter as it found it.
-__device__ __forceinline__ void finish_claims(const BwdArgs& args, int workers) {
-  if (args.counter_slot < 0) return;
-  Counter& counter = tile_counters[args.counter_slot];
-  if (atomicAdd(&counter.finished, 1) == workers - 1) counter = {0, 0};
-}
 
 // A quarter of dropout's bits: all four warps of the producer warpgroup make some, warps 0 and 1 behind the copies of a
 // step that their first thread issues.

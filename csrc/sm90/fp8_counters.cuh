@@ -16,7 +16,7 @@ struct alignas(16) ValueCounters {
   uint32_t ready[kCountedTiles];
 };
 
-// One copy per translation unit. Two launches that may run at the same time have different slots (fwd_counters.cuh).
+// One copy per translation unit. Two launches that may run at the same time have different slots (counters.cuh).
 static __device__ ValueCounters value_counters[kCounterSets];
 
 inline bool has_counters(int slot, int64_t tiles) { return slot >= 0 && slot < kCounterSets && tiles <= kCountedTiles; }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <climits>
 
-#include "fwd_counters.cuh"
+#include "counters.cuh"
 #include "fwd_kernel.cuh"
 
 namespace flash::sm90 {

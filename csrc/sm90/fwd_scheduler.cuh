@@ -1,7 +1,7 @@
 // The tiles of one block, in order: run by the producer warp, all lanes together.
 #pragma once
 
-#include "fwd_counters.cuh"
+#include "counters.cuh"
 #include "fwd_traits.cuh"
 
 namespace flash::sm90 {
@@ -16,9 +16,9 @@ class FwdScheduler {
   // Claims the next tile, as late as the latency of the counter can be hidden: so slow blocks claim less.
   __device__ __forceinline__ void claim() {
     if (args.counter_slot < 0) {
-      index += gridDim.x;
+      index += gridDim.x;  // in every lane
     } else if (lane == 0) {
-      index = gridDim.x + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
+      index = claim_tile(args, index);
     }
   }
   // The tile that was claimed.
@@ -27,14 +27,8 @@ class FwdScheduler {
     return decode(index);
   }
 
-  // The last block leaves the counters as it found them.
   __device__ __forceinline__ void finish() const {
-    if (args.counter_slot < 0 || lane != 0) return;
-    Counter& counter = tile_counters[args.counter_slot];
-    if (atomicAdd(&counter.finished, 1) == int(gridDim.x) - 1) {
-      counter.claimed = 0;
-      counter.finished = 0;
-    }
+    if (args.counter_slot >= 0 && lane == 0) finish_claims(args, gridDim.x);
   }
 
  private:

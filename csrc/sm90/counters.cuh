@@ -20,4 +20,20 @@ static __device__ Counter tile_counters[kCounterSlots];
 // -1 when all are taken: the kernel then deals its tiles out statically.
 inline int counter_slot(int device, cudaStream_t stream) { return number_of_stream(device, stream, kCounterSlots); }
 
+// `Args` of a launch: counter_slot.
+// The tile behind `last` in the order of tiles that this thread block gets.
+template <class Args>
+__device__ __forceinline__ int claim_tile(const Args& args, int last) {
+  if (args.counter_slot < 0) return last + gridDim.x;
+  return gridDim.x + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
+}
+
+// The last of `workers` thread blocks, or pairs, leaves the counter as it found it.
+template <class Args>
+__device__ __forceinline__ void finish_claims(const Args& args, int workers) {
+  if (args.counter_slot < 0) return;
+  Counter& counter = tile_counters[args.counter_slot];
+  if (atomicAdd(&counter.finished, 1) == workers - 1) counter = {0, 0};
+}
+
 }  // namespace flash::sm90
