@@ -24,6 +24,13 @@ struct TensorShape {
 // What an index of a dimension is multiplied with to give its coordinate: 0 where the dimension is expanded.
 inline int coordinate_step(int64_t stride) { return stride == 0 ? 0 : 1; }
 
+struct CoordinateSteps {
+  int batch, head;
+};
+inline CoordinateSteps coordinate_steps(const Strided& t) {
+  return {coordinate_step(t.batch), coordinate_step(t.head)};
+}
+
 // Whether the copy engine can read (and write) the tensor: base and strides in multiples of 16 bytes.
 inline bool tma_can_read(const Strided& t, int element_bytes) {
   const int64_t bytes = int64_t(element_bytes);

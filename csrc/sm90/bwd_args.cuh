@@ -26,10 +26,7 @@ struct BwdArgs {
   int counter_slot;       // of the counters from which blocks claim their tiles, -1: dealt out statically
   float lse_scale;        // stats hold lse times this: log2(e), or 1 where a bias may be added (bwd_general.cuh)
   bool copies_bias;       // the copy engine brings it; else the main warpgroups read it where they need it
-  // What an index of (batch, head) is multiplied with to give a coordinate of the maps: 0 in expanded dimensions.
-  struct Step {
-    int batch, head;
-  } step_q, step_k, step_v, step_dout, step_bias;
+  ptx::CoordinateSteps step_q, step_k, step_v, step_dout, step_bias;
 };
 
 // The type of one kernel: dtype, head dims and variant, and the numbers that follow from them.

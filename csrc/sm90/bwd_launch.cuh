@@ -4,13 +4,13 @@
 #include <algorithm>
 
 #include "../attn/launch.cuh"
-#include "../ptx/tensor_map.h"
 #include "bwd_kernel.cuh"
 #include "bwd_pair_kernel.cuh"
 #include "bwd_postprocess.cuh"
 #include "bwd_preprocess.cuh"
 #include "bwd_row_scales.cuh"
 #include "bwd_tail.cuh"
+#include "tensor_maps.h"
 
 namespace flash::sm90 {
 
@@ -19,19 +19,8 @@ inline int heads_in_l2(const BwdParams& p) {
   constexpr int64_t kBytes = 40 << 20;
   const int64_t head = int64_t(8) * p.seqlen_q * p.head_dim * (p.num_heads / p.num_heads_kv);
   int heads = 1;
-  while (heads * 2 * head <= kBytes && heads < p.batch * p.num_heads_kv) heads *= 2;
+  while (heads * 2 * head <= kBytes && heads < int64_t(p.batch) * p.num_heads_kv) heads *= 2;
   return heads;
-}
-
-inline CUtensorMap bwd_map(const Strided& t, const BwdParams& p, bool keys, int heads, int columns, int rows,
-                           const char* name) {
-  const bool packed = keys ? p.cu_seqlens_k != nullptr : p.cu_seqlens_q != nullptr;
-  const int64_t length = packed ? (keys ? p.total_k : p.total_q) : (keys ? p.seqlen_k : p.seqlen_q);
-  return ptx::tensor_map(t, {length, heads, packed ? 1 : p.batch, columns}, p.dtype, rows, name);
-}
-
-inline BwdArgs::Step coordinate_steps(const Strided& t) {
-  return {ptx::coordinate_step(t.batch), ptx::coordinate_step(t.head)};
 }
 
 // What ordinary 16-byte loads and stores need.
@@ -51,30 +40,31 @@ inline bool adds_to_dbias(const BwdParams& p) {
 inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k, bool copies_bias, bool natural_lse) {
   FLASH_CHECK_ARG(p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0, "head_dim must be a multiple of 8, got ", p.head_dim,
                   " and ", p.head_dim_v);
+  check_rows(p);
   check_aligned(p.out, "out");
   check_aligned(p.dq, "dq");
   check_aligned(p.dk, "dk");
   check_aligned(p.dv, "dv");
   const BwdWorkspace w = BwdWorkspace::of(p, block_m);
   BwdArgs a;
-  a.map_q = bwd_map(p.q, p, false, p.num_heads, p.head_dim, block_m, "q");
-  a.map_k = bwd_map(p.k, p, true, p.num_heads_kv, p.head_dim, rows_k, "k");
-  a.map_v = bwd_map(p.v, p, true, p.num_heads_kv, p.head_dim_v, rows_k, "v");
-  a.map_dout = bwd_map(p.dout, p, false, p.num_heads, p.head_dim_v, block_m, "dout");
-  a.step_q = coordinate_steps(p.q);
-  a.step_k = coordinate_steps(p.k);
-  a.step_v = coordinate_steps(p.v);
-  a.step_dout = coordinate_steps(p.dout);
+  a.map_q = map_of_queries(p.q, p, p.head_dim, block_m, "q");
+  a.map_k = map_of_keys(p.k, p, p.head_dim, rows_k, "k");
+  a.map_v = map_of_keys(p.v, p, p.head_dim_v, rows_k, "v");
+  a.map_dout = map_of_queries(p.dout, p, p.head_dim_v, block_m, "dout");
+  a.step_q = ptx::coordinate_steps(p.q);
+  a.step_k = ptx::coordinate_steps(p.k);
+  a.step_v = ptx::coordinate_steps(p.v);
+  a.step_dout = ptx::coordinate_steps(p.dout);
   a.p = p;
   if (!adds_to_dbias(p)) a.p.dbias = {};
-  const int heads = p.batch * p.num_heads_kv;
+  const int64_t heads = int64_t(p.batch) * p.num_heads_kv, blocks = heads * ceil_div(p.seqlen_k, block_n);
+  FLASH_CHECK_ARG(std::max(heads, blocks) <= (1 << 30), "the backward is limited to 2^30 blocks of keys, got ",
+                  std::max(heads, blocks));
   const bool uneven = p.window_right >= 0 && p.window_left < 0;  // causal: the first keys have the most work
   // Sequences that add to the same gradient of a bias meet in the L2 cache.
   a.batch_first = a.p.dbias.ptr != nullptr && a.p.dbias.batch == 0;
   const int section = std::max(uneven ? heads_in_l2(p) : 1, a.batch_first ? p.batch : 1);
-  a.order = {ceil_div(p.seqlen_k, block_n), heads, std::min(section, std::max(heads, 1))};
-  FLASH_CHECK_ARG(a.order.count() <= (1 << 30), "the backward is limited to 2^30 blocks of keys, got ",
-                  a.order.count());
+  a.order = {ceil_div(p.seqlen_k, block_n), int(heads), std::min(section, std::max(int(heads), 1))};
   a.bands = w.bands;
   char* workspace = static_cast<char*>(p.workspace);
   a.stats = reinterpret_cast<float*>(workspace + w.stats);
@@ -85,7 +75,7 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   a.lse_scale = natural_lse ? 1.f : kLog2e;
   a.copies_bias = copies_bias;
   if (copies_bias) a.map_bias = bias_map(p);
-  a.step_bias = {ptx::coordinate_step(p.bias.batch), ptx::coordinate_step(p.bias.head)};
+  a.step_bias = ptx::coordinate_steps(strided(p.bias));
   return a;
 }
 

@@ -56,7 +56,7 @@ class FwdBiasProducer {
   __device__ __forceinline__ void load(const Tile& tile, int n_block, bool prefetch, int warpgroup, RingState& ring) {
     const uint32_t full = smem.bias_full(ring.stage, warpgroup);
     const int row = (tile.m_block * Traits::kBlockM + 64 * warpgroup) * args.bias_row_step,
-              head = tile.head * args.bias_head_step, batch = tile.batch * args.bias_batch_step;
+              head = tile.head * args.step_bias.head, batch = tile.batch * args.step_bias.batch;
     if (lane == 0 && prefetch)
       ptx::tma_prefetch(&args.map_bias, (n_block - kAhead) * Traits::kBlockN, row, head, batch);
     ptx::mbarrier_wait(smem.bias_empty(ring.stage, warpgroup), ring.parity);

@@ -6,6 +6,7 @@
 
 #include "counters.cuh"
 #include "fwd_kernel.cuh"
+#include "tensor_maps.h"
 
 namespace flash::sm90 {
 
@@ -15,29 +16,19 @@ inline constexpr int64_t kL2Bytes = 32 << 20;
 template <class Traits>
 void set_maps(FwdArgs& a) {
   const FwdParams& p = a.params;
-  const auto shape = [&](bool packed, int seqlen, int64_t total, int heads, int columns) {
-    return packed ? ptx::TensorShape{total, heads, 1, columns} : ptx::TensorShape{seqlen, heads, p.batch, columns};
-  };
-  const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
   Strided k = p.k, v = p.v;
   if (p.total_k == 0) k.ptr = v.ptr = p.q.ptr;  // any mapped memory: every score is masked, every row of V zeroed
-  a.map_q = ptx::tensor_map(p.q, shape(packed_q, p.seqlen_q, p.total_q, p.num_heads, p.head_dim), p.dtype, 64, "q");
-  a.map_k = ptx::tensor_map(k, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim), p.dtype,
-                            Traits::kBlockN, "k");
-  a.map_v = ptx::tensor_map(v, shape(packed_k, p.seqlen_k, p.total_k, p.num_heads_kv, p.head_dim_v), p.dtype,
-                            Traits::kValueRows, "v");
+  a.map_q = map_of_queries(p.q, p, p.head_dim, 64, "q");
+  a.map_k = map_of_keys(k, p, p.head_dim, Traits::kBlockN, "k");
+  a.map_v = map_of_keys(v, p, p.head_dim_v, Traits::kValueRows, "v");
   a.copies_bias = Traits::kTile.bias_stages > 0 && can_copy_bias(p, true);
   if (a.copies_bias) a.map_bias = bias_map(p, p.bias.row == 0);
   a.bias_row_step = ptx::coordinate_step(p.bias.row);
-  a.bias_batch_step = ptx::coordinate_step(p.bias.batch);
-  a.bias_head_step = ptx::coordinate_step(p.bias.head);
-  a.zero_v_tail = packed_k || p.seqused_k != nullptr || p.total_k == 0;
-  a.q_batch_step = ptx::coordinate_step(p.q.batch);
-  a.q_head_step = ptx::coordinate_step(p.q.head);
-  a.k_batch_step = ptx::coordinate_step(p.k.batch);
-  a.k_head_step = ptx::coordinate_step(p.k.head);
-  a.v_batch_step = ptx::coordinate_step(p.v.batch);
-  a.v_head_step = ptx::coordinate_step(p.v.head);
+  a.zero_v_tail = p.cu_seqlens_k != nullptr || p.seqused_k != nullptr || p.total_k == 0;
+  a.step_q = ptx::coordinate_steps(p.q);
+  a.step_k = ptx::coordinate_steps(p.k);
+  a.step_v = ptx::coordinate_steps(p.v);
+  a.step_bias = ptx::coordinate_steps(strided(p.bias));
 }
 
 // Returns the number of tiles, for packed calls an upper bound of it.
@@ -81,8 +72,7 @@ int64_t set_even_tiles(FwdArgs& a, int64_t tiles) {
 }
 
 inline void check_sizes(const FwdParams& p) {
-  FLASH_CHECK_ARG(p.total_q < (int64_t(1) << 31) && p.total_k < (int64_t(1) << 31),
-                  "at most 2^31 - 1 rows are supported, got ", p.total_q, " queries and ", p.total_k, " keys");
+  check_rows(p);
   FLASH_CHECK_ARG(ptx::tma_can_read(p.out, 2), "out needs a 16-byte aligned address and strides in multiples of 8");
 }
 

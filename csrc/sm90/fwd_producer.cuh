@@ -101,7 +101,7 @@ class FwdProducer {
 
   // Coordinates are worked out before the wait: from a free buffer to the copy nothing but its issue may take time.
   __device__ __forceinline__ void load_q(const Tile& tile) {
-    const int head = tile.head * args.q_head_step, batch = tile.batch * args.q_batch_step;
+    const int head = tile.head * args.step_q.head, batch = tile.batch * args.step_q.batch;
 #pragma unroll
     for (int w = 0; w < Traits::kWarpgroups; w++) {
       const uint32_t full = smem.q_full(q.stage, w), buffer = smem.q(q.stage, w);
@@ -119,8 +119,8 @@ class FwdProducer {
 
   __device__ __forceinline__ void load_k(const Tile& tile, int n_block) {
     const uint32_t full = smem.k_full(k.stage), buffer = smem.k(k.stage);
-    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.k_head_step,
-              batch = tile.batch * args.k_batch_step;
+    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.step_k.head,
+              batch = tile.batch * args.step_k.batch;
     ptx::mbarrier_wait(smem.k_empty(k.stage), k.parity);
     if (lane == 0) {
       ptx::mbarrier_arrive_expect_tx(full, Traits::kKBytes);
@@ -136,8 +136,8 @@ class FwdProducer {
     const int valid = tile.seqlen_k - n_block * kBlockN;  // rows of the block that belong to the sequence
     const bool zero_tail = args.zero_v_tail && valid < kBlockN;
     const uint32_t full = zero_tail ? smem.v_landed() : smem.v_full(v.stage), buffer = smem.v(v.stage);
-    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.v_head_step,
-              batch = tile.batch * args.v_batch_step;
+    const int row = tile.k0 + n_block * kBlockN, head = tile.head_kv * args.step_v.head,
+              batch = tile.batch * args.step_v.batch;
     ptx::mbarrier_wait(smem.v_empty(v.stage), v.parity);
     if (lane == 0) {
       ptx::mbarrier_arrive_expect_tx(full, Traits::kVBytes);

@@ -71,9 +71,8 @@ struct FwdArgs {
   bool zero_v_tail;  // V rows behind a sequence exist and may hold anything
   Option option;     // the only one of the call, or kAny
   bool copies_bias;  // the copy engine brings it; else consumers read it where they need it
-  // Coordinates in the maps: 0 where the dimension is expanded.
-  int q_batch_step, q_head_step, k_batch_step, k_head_step, v_batch_step, v_head_step;
-  int bias_batch_step, bias_head_step, bias_row_step;
+  ptx::CoordinateSteps step_q, step_k, step_v, step_bias;
+  int bias_row_step;
   float factor_log2;  // of q.k to log2 units, where there is no softcap
   float qk_per_score;
   SoftcapArgs softcap;
