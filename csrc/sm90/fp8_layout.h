@@ -18,6 +18,18 @@ FLASH_HD constexpr int value_key(int place) {
   return (place & ~15) | (place & 12) >> 1 | (place & 2) << 2 | (place & 1);
 }
 
+// Selector of the byte permutation that makes four places of one column, of two registers as ldmatrix transposes pairs
+// of columns: keys 2q, 2q + 1 in the first, 2q + 8, 2q + 9 in the second, of each a byte of column 0 and one of
+// column 1.
+FLASH_HD constexpr uint32_t value_selector(int column) {
+  uint32_t selector = 0;
+  for (int place = 0; place < 4; place++) {
+    const int key = value_key(place);
+    selector |= uint32_t(key / 8 * 4 + key % 2 * 2 + column) << 4 * place;
+  }
+  return selector;
+}
+
 // Byte offset of 16 places, one of two chunks of a row, in 32 keys of a tile: the 32-byte swizzle.
 FLASH_HD constexpr int value_chunk_offset(int row, int chunk) {
   return row * kUnitKeys + ((chunk ^ (row / 4 % 2)) << 4);

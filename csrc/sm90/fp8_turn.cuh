@@ -23,8 +23,9 @@ __device__ __forceinline__ void turn_values(uint32_t raw, uint32_t turned, int c
 #pragma unroll
     for (int j = 0; j < 2; j++) {
       const uint32_t (&pair)[4] = pairs[j];
-      uint32_t x[4] = {__byte_perm(pair[0], pair[1], 0x6420), __byte_perm(pair[0], pair[1], 0x7531),
-                       __byte_perm(pair[2], pair[3], 0x6420), __byte_perm(pair[2], pair[3], 0x7531)};
+      constexpr uint32_t kEven = value_selector(0), kOdd = value_selector(1);
+      uint32_t x[4] = {__byte_perm(pair[0], pair[1], kEven), __byte_perm(pair[0], pair[1], kOdd),
+                       __byte_perm(pair[2], pair[3], kEven), __byte_perm(pair[2], pair[3], kOdd)};
       ptx::stmatrix_x4(to + (column + 16 * j) * kUnitKeys, x);
     }
   }

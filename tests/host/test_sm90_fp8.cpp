@@ -31,6 +31,17 @@ void test_order_of_keys() {
   }
 }
 
+// Two registers of lane q: 16 bits of a key hold its columns 0 and 1.
+void test_selectors() {
+  for (int q = 0; q < 4; q++)
+    for (int column = 0; column < 2; column++)
+      for (int byte = 0; byte < 4; byte++) {
+        const uint32_t from = value_selector(column) >> 4 * byte & 0xF;
+        const int key = 8 * int(from / 4) + 2 * q + int(from / 2 % 2);
+        EXPECT(value_place(key) == 4 * q + byte && int(from % 2) == column, "lane ", q, " byte ", byte);
+      }
+}
+
 // Bytes of 32 keys of a tile as the 32-byte swizzle has them: bit 4 of the address xor bit 7.
 void test_places_in_a_tile() {
   std::set<int> seen;
@@ -119,6 +130,7 @@ void test_tile_numbers() {
 
 int main() {
   test_order_of_keys();
+  test_selectors();
   test_places_in_a_tile();
   test_dense_tiles();
   test_packed_tiles();
