@@ -13,19 +13,11 @@
 #pragma once
 
 #include "../attn/numeric.cuh"
+#include "../attn/quad.cuh"
 #include "../attn/score.h"
 #include "../ptx/shared.cuh"
 
 namespace flash::sm80 {
-
-__device__ __forceinline__ float quad_max(float x) {  // over the four lanes that share a row
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
 
 template <class T, int kRowTiles>
 struct Softmax {

@@ -18,10 +18,7 @@ __device__ __forceinline__ void store_fp8_tile(Fp8Totals<Traits>& totals, const 
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int row = at.row + 8 * r;
-    float sum = softmax.row_sum[r];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    const RowResult result = row_result(softmax.shift[r], sum, kLn2, sink);
+    const RowResult result = row_result(softmax.shift[r], quad_sum(softmax.row_sum[r]), kLn2, sink);
     exists[r] = row < tile.seqlen_q;
     empty[r] = result.inverse_sum == 0.f;
     factor[r] = empty[r] ? 0.f : result.inverse_sum * v_descale;  // whatever the scale

@@ -70,10 +70,7 @@ __device__ __forceinline__ void store_tile(float (&acc_o)[Traits::kHeadDimV / 2]
   bool exists[2], empty[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    float sum = softmax.row_sum[r];
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    const RowResult result = row_result(softmax.reference[r], sum, args.scale, sink);
+    const RowResult result = row_result(softmax.reference[r], quad_sum(softmax.row_sum[r]), args.scale, sink);
     exists[r] = at.row + 8 * r < tile.seqlen_q;
     empty[r] = result.inverse_sum == 0.f;
     if (threadIdx.x % 4 == 0 && exists[r]) lse[8 * r] = result.lse;

@@ -3,6 +3,8 @@
 
 #include <math_constants.h>
 
+#include "../attn/quad.cuh"
+
 namespace flash::sm90 {
 
 // What to subtract: a row without keys has scores of -inf and must give exp2(-inf), not NaN.
@@ -50,10 +52,7 @@ __device__ __forceinline__ void thread_max_from(const float (&acc_s)[kScores], c
 // Over the four threads that share rows.
 __device__ __forceinline__ void quad_max(float (&top)[2]) {
 #pragma unroll
-  for (int r = 0; r < 2; r++) {
-    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
-    top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
-  }
+  for (int r = 0; r < 2; r++) top[r] = flash::quad_max(top[r]);
 }
 
 }  // namespace flash::sm90
