@@ -64,10 +64,10 @@ struct PhiloxRow {
   FLASH_HD static PhiloxRow of(uint64_t key, uint32_t c0, uint32_t c2, uint32_t c3) {
     Philox x{{c0, 0, c2, c3}};
     x.round(key, 0);
-    PhiloxRow row{key, x.word[0], x.word[3] ^ (high(key) + 0xBB67AE85u), 0, 0, 0};
+    PhiloxRow row{key, x.word[0], x.word[3] ^ Philox::RoundKey::of(key, 1).high, 0, 0, 0};
     x.word[0] = 0;
     x.round(key, 1);
-    row.after_c0 = x.word[1] ^ (low(key) + 2 * 0x9E3779B9u);
+    row.after_c0 = x.word[1] ^ Philox::RoundKey::of(key, 2).low;
     x.word[3] = 0;
     x.round(key, 2);
     row.after_c2 = x.word[2], row.after_c3 = x.word[3];
