@@ -33,8 +33,8 @@ bool adds_dbias(int row, const BwdParams& params);
 void fwd_cpu(const FwdParams& params, int threads);
 void bwd_cpu(const BwdParams& params, int threads);
 
-// Put the forward or backward of the shared library at `path` (built by bench.tune from one row with other tile
-// numbers) in place of the row's own.
+// Put the forward or backward of the shared library at `path` in place of the row's own: one row, compiled on first use
+// by the JIT or with other tile numbers by bench.tune (variant.cpp).
 void override_row(int row, const std::string& path);
 
 }  // namespace flash

@@ -1,9 +1,11 @@
 // The functions of TileOps for one instruction set. No include guard: tile_ops.cpp includes this file once per set, in
 // a namespace that defines
-//   FLASH_TARGET  the attribute that allows the instructions; on every function, since GCC splits vectors before it
-//   inlines FLASH_TARGET_INLINE  the same, always inlined kLanes        floats of a vector kRows         rows of the
-//   register tile (kRows, kPad) of the matrix product: as many as the register file holds beside
-//                 one row of b and one broadcast element of a
+// - FLASH_TARGET: the attribute that allows the instructions; on every function, since GCC splits vectors before it
+//   inlines
+// - FLASH_TARGET_INLINE: the same, always inlined
+// - kLanes: floats of a vector
+// - kRows: rows of the register tile (kRows, kPad) of the matrix product, as many as the register file holds beside one
+//   row of b and one broadcast element of a
 
 constexpr int kVecs = kPad / kLanes;
 typedef float Vec __attribute__((vector_size(4 * kLanes)));

@@ -18,10 +18,9 @@ struct QueryStats {
   }
 };
 
-// s:  q.k        ->  P, with dropout as the forward applied it (what dv needs)
-// dp: dout.v     ->  dS; before the softcap if kThroughSoftcap (dq and dk need that, times softmax_scale), after it
-// otherwise
-//                    (the gradient of the bias)
+// - s: q.k becomes P, with dropout as the forward applied it (what dv needs)
+// - dp: dout.v becomes dS; before the softcap if kThroughSoftcap (dq and dk need that, times softmax_scale), after it
+//   otherwise (the gradient of the bias)
 template <bool kThroughSoftcap, class Math, bool kRowsAreKeys, int kR, int kC>
 __device__ __forceinline__ void to_gradients(float (&s)[kR][kC], float (&dp)[kR][kC], const Head& head,
                                              const Place<Math, kRowsAreKeys>& at, bool masked,

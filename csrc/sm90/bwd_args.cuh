@@ -144,22 +144,25 @@ struct BwdSmem {
   static constexpr int kBytes = kBlocks + kTiles * int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
 
-  __device__ uint32_t k(int i) const { return base + kK + i * Traits::kKvBytes; }  // [kPanels][kBlockN][64]
+  // [kPanels][kBlockN][64]
+  __device__ uint32_t k(int i) const { return base + kK + i * Traits::kKvBytes; }
   __device__ uint32_t v(int i) const { return base + kV + i * Traits::kKvBytes; }
-  __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kQBytes; }  // [kPanels][kBlockM][64]
+  // [kPanels][kBlockM][64]
+  __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kQBytes; }
   __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kQBytes; }
-  __device__ uint32_t ds(int stage) const {
-    return base + kDs + stage * Traits::kDsBytes;
-  }  // [kBlockN/64][kBlockM][64]
+  // [kBlockN/64][kBlockM][64]
+  __device__ uint32_t ds(int stage) const { return base + kDs + stage * Traits::kDsBytes; }
+  // [kBlockM][64]
   __device__ uint32_t bias(int stage, int warpgroup) const {
     return base + kBias + stage * Traits::kBiasBytes + warpgroup * Traits::kBlockM * 128;
-  }  // [kBlockM][64]
+  }
+  // [128] words (bwd_kept.cuh)
   __device__ uint32_t kept(int stage, int warpgroup) const {
     return base + kKept + stage * Traits::kKeptBytes + warpgroup * kKeptBytesOfWarpgroup;
-  }  // [128] words (bwd_kept.cuh)
-  __device__ uint32_t stats(int stage) const {
-    return base + kStats + stage * Traits::kStatsBytes;
-  }  // [kBlockM/16][2][16]
+  }
+  // [kBlockM/16][2][16]
+  __device__ uint32_t stats(int stage) const { return base + kStats + stage * Traits::kStatsBytes; }
+
   __device__ uint32_t tile_full(int tile) const { return base + kBarriers + 8 * (tile % kTiles); }
   __device__ uint32_t tile_empty(int tile) const { return tile_full(tile % kTiles) + 8 * kTiles; }
   __device__ uint32_t kv_full(int i) const { return base + kBarriers + 8 * (2 * kTiles + i); }

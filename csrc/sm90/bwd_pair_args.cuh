@@ -85,20 +85,25 @@ struct BwdPairSmem {
   static constexpr int kBytes = kBlocks + kTiles * int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
 
-  __device__ uint32_t k() const { return base + kK; }           // [kPanels][64][64]
-  __device__ uint32_t v() const { return base + kV; }           // [kPanelsV][64][64]
-  __device__ uint32_t peer_k() const { return base + kPeerK; }  // [kHalfPanels][64][64]
-  __device__ uint32_t own_k() const { return base + kOwnK; }    // [kHalfPanels][64][64]
-  __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kPanels * kPanel; }  // [kPanels][64][64]
+  // [kPanels][64][64]
+  __device__ uint32_t k() const { return base + kK; }
+  __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kPanels * kPanel; }
+  // [kPanelsV][64][64]
+  __device__ uint32_t v() const { return base + kV; }
   __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kPanelsV * kPanel; }
-  __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }      // bias, P, then dS: [kBlockM][64]
-  __device__ uint32_t peer_ds(int i) const { return base + kPeerDs + i * kPanel; }  // [kBlockM][64]
-  __device__ uint32_t stats(int stage) const {
-    return base + kStats + stage * Traits::kStatsBytes;
-  }  // [kBlockM/16][2][16]
+  // [kHalfPanels][64][64]
+  __device__ uint32_t peer_k() const { return base + kPeerK; }
+  __device__ uint32_t own_k() const { return base + kOwnK; }
+  // [kBlockM][64]; a slot: bias, P, then dS
+  __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }
+  __device__ uint32_t peer_ds(int i) const { return base + kPeerDs + i * kPanel; }
+  // [kBlockM/16][2][16]
+  __device__ uint32_t stats(int stage) const { return base + kStats + stage * Traits::kStatsBytes; }
+  // [128] words (bwd_kept.cuh)
+  __device__ uint32_t kept(int stage) const { return base + kKept + stage * Traits::kKeptBytes; }
+  // of block 1: the tile that block 0 has claimed for both
+  __device__ uint32_t claim() const { return base + kClaim; }
 
-  __device__ uint32_t kept(int stage) const { return base + kKept + stage * Traits::kKeptBytes; }  // [128] words
-  __device__ uint32_t claim() const { return base + kClaim; }  // of block 1: the tile that block 0 has claimed for both
   __device__ uint32_t tile_full(int tile) const { return base + kBarriers + 8 * (tile % kTiles); }
   __device__ uint32_t tile_empty(int tile) const { return tile_full(tile) + 8 * kTiles; }
   __device__ uint32_t claim_full() const { return base + kBarriers + 16 * kTiles; }

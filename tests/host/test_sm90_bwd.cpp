@@ -186,7 +186,6 @@ void test_steps() {
     }
 }
 
-// What the kernels assume of the numbers.
 // Every entry of a tile finds its bit where the warp that makes them put it.
 void test_kept_bits() {
   std::mt19937 random(4);
@@ -216,6 +215,7 @@ void test_kept_bits() {
     }
 }
 
+// What the kernels assume of the numbers.
 void test_tiles() {
   for (const Key& key : kInstances) {
     if (key.pass != Pass::kBwd || key.arch != Arch::kSm90) continue;
