@@ -78,7 +78,7 @@ struct FwdParams : AttnParams {
   // FP8 only, fp32 (batch, num_heads_kv) each, strides in elements (0: broadcast); nullptr: 1
   const float *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
   int64_t q_descale_strides[2] = {0, 0}, k_descale_strides[2] = {0, 0}, v_descale_strides[2] = {0, 0};
-  DType out_dtype = DType::kF32;
+  DType out_dtype = DType::kF32;  // FP8 only: kF16 or kBF16; elsewhere out has the dtype of q
   void* workspace = nullptr;  // as many bytes as the row's workspace function asked for; not initialised
 };
 
