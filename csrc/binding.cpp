@@ -82,6 +82,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            [](const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) {
              return unlocked(q, [&] { return kernels.forward(q, k, v, extras); });
            })
+      .def("forward8", &Kernels::forward8)
       .def("attend",
            [](const Kernels& kernels, const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) {
              return unlocked(q, [&] { return Attention::apply(kernels, as_tensor(kernels), q, k, v, extras); });
@@ -95,6 +96,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         return std::tuple(g.dq, g.dk, g.dv, g.delta);
       });
   m.add_object("eager", py::reinterpret_steal<py::object>(PyCFunction_NewEx(&eager_method, nullptr, nullptr)));
+  m.attr("TWICE") = kTwice;
   m.def("remember", &remember);
   m.def("forget", [] { return std::exchange(known_calls, {}).size(); });
   m.def("empty_results", &empty_results);

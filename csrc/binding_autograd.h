@@ -33,6 +33,9 @@ Kernels from_tensor(const Tensor& t) {
   return kernels;
 }
 
+constexpr const char* kTwice =
+    "attention cannot be differentiated twice: its gradients were made with create_graph=True and then used in a loss";
+
 // A new autograd node, as this version of torch holds nodes: by std::shared_ptr, from 2.14 on by c10::intrusive_ptr.
 template <class Node, class Held = decltype(torch::autograd::Edge::function)>
 auto new_node() {
@@ -93,10 +96,7 @@ class Attention : public torch::autograd::Function<Attention> {
   static variable_list once_only(variable_list grads) {
     for (Tensor& g : grads)
       if (g.defined()) g.requires_grad_();
-    torch::autograd::DelayedError refuse(
-        "attention cannot be differentiated twice: its gradients were made with create_graph=True and then used in a "
-        "loss",
-        int64_t(grads.size()));
+    torch::autograd::DelayedError refuse(kTwice, int64_t(grads.size()));
     return refuse(std::move(grads));
   }
 };

@@ -26,12 +26,13 @@ Tensor empty(at::IntArrayRef shape, const at::TensorOptions& options) {
 
 Tensor bytes(int64_t size, const Tensor& like) { return empty({size}, like.options().dtype(at::kByte)); }
 
-// out and lse, not initialised.
-std::pair<Tensor, Tensor> empty_results(const Tensor& q, int64_t head_dim_v) {
+// out in `dtype`, and lse; not initialised.
+std::pair<Tensor, Tensor> empty_results(const Tensor& q, int64_t head_dim_v, at::ScalarType dtype) {
   const auto s = q.sizes();
+  const auto results = q.options().dtype(dtype);
   const auto stats = q.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-  if (q.dim() == 4) return {empty({s[0], s[1], s[2], head_dim_v}, q.options()), empty({s[0], s[2], s[1]}, stats)};
-  return {empty({s[0], s[1], head_dim_v}, q.options()), empty({s[1], s[0]}, stats)};
+  if (q.dim() == 4) return {empty({s[0], s[1], s[2], head_dim_v}, results), empty({s[0], s[2], s[1]}, stats)};
+  return {empty({s[0], s[1], head_dim_v}, results), empty({s[1], s[0]}, stats)};
 }
 
 bool has_rows(const Tensor& t) { return t.stride(-1) == 1 || t.size(-1) == 1; }
@@ -67,8 +68,20 @@ struct Kernels {
   Scalars scalars;
 
   std::pair<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras) const {
-    auto [out, lse] = empty_results(q, v.size(-1));
-    run(q, k, v, extras, out, row_stats(lse));
+    auto [out, lse] = empty_results(q, v.size(-1), q.scalar_type());
+    run(q, k, v, with(extras), out, row_stats(lse));
+    return {std::move(out), std::move(lse)};
+  }
+
+  // Of float8 inputs, with the factors of q, k and v.
+  std::pair<Tensor, Tensor> forward8(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras,
+                                     const std::array<MaybeTensor, 3>& descales, at::ScalarType out_dtype) const {
+    auto [out, lse] = empty_results(q, v.size(-1), out_dtype);
+    Options o = with(extras);
+    o.q_descale = descales[0];
+    o.k_descale = descales[1];
+    o.v_descale = descales[2];
+    run(q, k, v, o, out, row_stats(lse));
     return {std::move(out), std::move(lse)};
   }
 
@@ -82,7 +95,7 @@ struct Kernels {
     out.unsafeGetTensorImpl()->set_sizes_contiguous(shape);
     float* lse = reinterpret_cast<float*>(static_cast<char*>(out.data_ptr()) + out_bytes);
     const bool packed = q.dim() == 3;
-    run(q, k, v, extras, out, {lse, packed ? 0 : rows / q.size(0), packed ? q.size(0) : q.size(1)});
+    run(q, k, v, with(extras), out, {lse, packed ? 0 : rows / q.size(0), packed ? q.size(0) : q.size(1)});
     return out;
   }
 
@@ -114,9 +127,9 @@ struct Kernels {
   }
 
  private:
-  void run(const Tensor& q, const Tensor& k, const Tensor& v, const Extras& extras, const Tensor& out,
+  void run(const Tensor& q, const Tensor& k, const Tensor& v, const Options& options, const Tensor& out,
            flash::RowStats lse) const {
-    FwdParams p = fwd_params(q, k, v, out, lse, with(extras));
+    FwdParams p = fwd_params(q, k, v, out, lse, options);
     if (q.is_cpu()) return flash::fwd_cpu(p, at::get_num_threads());
     Tensor workspace;
     if (const int64_t size = flash::fwd_workspace(int(fwd_row), p)) {

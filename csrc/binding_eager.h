@@ -28,7 +28,7 @@ auto unlocked(const Tensor& q, const Call& call) {
 // then convert it, or say what is wrong. Borrows q, k and v.
 class EagerCall {
  public:
-  // `call`: a tuple in the order of flash_ext.call.ARGUMENTS.
+  // `call`: a tuple in the order of flash_ext.call.Arguments.
   EagerCall(PyObject* call, PyObject* path) {
     FLASH_CHECK_ARG(PyTuple_Check(call) && PyTuple_GET_SIZE(call) == 17, "a call is a tuple of 17 arguments");
     int next = 0;

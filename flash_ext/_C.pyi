@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 class Scalars:
     """The numbers of a call."""
@@ -65,6 +65,10 @@ class Kernels:
     scalars: Scalars
     # out, lse
     def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: _Extras) -> tuple[Tensor, Tensor]: ...
+    # The same of float8 inputs, with the factors of q, k and v
+    def forward8(
+        self, q: Tensor, k: Tensor, v: Tensor, extras: _Extras, descales: _Extras, out_dtype: dtype
+    ) -> tuple[Tensor, Tensor]: ...
     # out, lse, with gradients of q, k and v recorded
     def attend(self, q: Tensor, k: Tensor, v: Tensor, extras: _Extras) -> tuple[Tensor, Tensor]: ...
     # dq, dk, dv, delta; adds to dbias (fp32) if it is given
@@ -81,7 +85,7 @@ class Kernels:
         dbias: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
 
-# A call (call.ARGUMENTS) that was remembered: out, or (out, lse). Another: its key, which like a signature's may be b"".
+# A call (call.Arguments) that was remembered: out, or (out, lse). Another: its key, which like a signature's may be b"".
 def eager(call: tuple, return_lse: bool, path: str, /) -> Tensor | tuple[Tensor, Tensor] | bytes: ...
 
 # Have `eager` serve the calls of this key from now on: by these kernels, with their extras as they are.
@@ -90,8 +94,11 @@ def remember(key: bytes, kernels: Kernels) -> None: ...
 # How many calls were remembered.
 def forget() -> int: ...
 
-# out and lse, not initialised.
-def empty_results(q: Tensor, head_dim_v: int) -> tuple[Tensor, Tensor]: ...
+# out in `out_dtype`, and lse; not initialised.
+def empty_results(q: Tensor, head_dim_v: int, out_dtype: dtype) -> tuple[Tensor, Tensor]: ...
+
+# What the error says where a gradient is differentiated.
+TWICE: str
 
 # Fills what C++ allocates from now on with a number (bytes with 255); None: nothing.
 def poison(value: float | None) -> None: ...

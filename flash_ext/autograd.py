@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from .call import Extras
+from .extension import _C
 
 if TYPE_CHECKING:
     from .plan import Plan
-
-TWICE = (
-    "attention cannot be differentiated twice: its gradients were made with create_graph=True and then used in a loss"
-)
 
 
 class Attention(torch.autograd.Function):
@@ -31,16 +28,16 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout: Tensor | None, dlse: Tensor | None):
         _, need_q, need_k, need_v, *need_extras = ctx.needs_input_grad
+        need = Extras(*need_extras)
         if dout is None and dlse is None:
             return (None,) * len(ctx.needs_input_grad)
         q, k, v, out, lse, *extras = ctx.saved_tensors
-        need_bias, need_sinks = need_extras[4:6]
         with torch.no_grad():
             dq, dk, dv, dbias, dsinks = ctx.plan.backward(
-                dout, dlse, q, k, v, out, lse, Extras(*extras), need_bias, need_sinks
+                dout, dlse, q, k, v, out, lse, Extras(*extras), need.attn_bias, need.sinks
             )
         grads = (None, dq if need_q else None, dk if need_k else None, dv if need_v else None)
-        grads = (*grads, None, None, None, None, dbias, dsinks, None)
+        grads += Extras(attn_bias=dbias, sinks=dsinks)
         return _once_only(grads) if torch.is_grad_enabled() else grads
 
 
@@ -50,5 +47,5 @@ def attend(plan: Plan, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple
 
 def _once_only(grads: tuple) -> tuple:
     """The same gradients, of which no further gradient can be taken: an error instead of silent zeros."""
-    refuse = torch._C._functions.DelayedError(TWICE, len(grads))
+    refuse = torch._C._functions.DelayedError(_C.TWICE, len(grads))
     return refuse(*(None if g is None else g.requires_grad_() for g in grads))

@@ -5,7 +5,6 @@ Every message names the argument, says what it was and what is supported.
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,21 +12,14 @@ import torch
 from torch import Tensor
 
 from .dispatch import DType
+from .numeric import flag, length, number, window
 
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
 FLOAT8 = torch.float8_e4m3fn
-_UNBOUNDED = 2**31 - 1  # a window bound this large cuts nothing in any tensor
 _TOO_LONG = 2**30  # rows and window bounds are added in 32 bits
-_LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which kernels take numbers
 _SOFTCAPS = (1e-30, 1e30)  # kernels divide by softcap: what lies beyond would overflow
 _DENSE = ("(batch, seqlen_q, num_heads, head_dim)", "(batch, seqlen_k, num_heads_kv, head_dim)")
 _PACKED = ("(total_q, num_heads, head_dim)", "(total_k, num_heads_kv, head_dim)")
-
-# A call as the user wrote it: a tuple of these, in this order. csrc/binding_eager.h reads it.
-ARGUMENTS = (
-    "q k v cu_seqlens_q cu_seqlens_k seqused_k alibi_slopes attn_bias sinks "
-    "causal softmax_scale window_size softcap dropout_p deterministic max_seqlen_q max_seqlen_k"
-).split()
 
 
 class Extras(NamedTuple):
@@ -40,6 +32,37 @@ class Extras(NamedTuple):
     attn_bias: Tensor | None = None  # (batch | 1, num_heads | 1, seqlen_q | 1, seqlen_k | 1), fp32 or q's dtype
     sinks: Tensor | None = None  # (num_heads) fp32, contiguous
     rng_state: Tensor | None = None  # (2) int64: seed and offset of the dropout
+
+
+class Arguments(NamedTuple):
+    """A call as the user wrote it. ``_C.eager`` takes any tuple in this order (csrc/binding_eager.h)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    seqused_k: Tensor | None
+    alibi_slopes: Tensor | None
+    attn_bias: Tensor | None
+    sinks: Tensor | None
+    causal: bool
+    softmax_scale: float | None
+    window_size: tuple[int, int]
+    softcap: float
+    dropout_p: float
+    deterministic: bool
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+    @property
+    def main(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self[:3]
+
+    @property
+    def extras(self) -> tuple[Tensor | None, ...]:
+        """In the order of ``Extras``."""
+        return self[3:9]
 
 
 class Scalars(NamedTuple):
@@ -65,30 +88,30 @@ SCHEMA_OF_SCALARS = (
 )
 
 
-def check_call(call: tuple, path: str) -> tuple[Extras, Scalars]:
+def check_call(call: Arguments, path: str) -> tuple[Extras, Scalars]:
     """The call as operators take it, its extras not yet canonical; raises where an argument cannot be served."""
-    q, k, v, *extras = call[:9]
-    causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k = call[9:]
-    causal = _flag("causal", causal)
-    deterministic = _flag("deterministic", deterministic) or torch.are_deterministic_algorithms_enabled()
-    extras = Extras(*extras)
+    q, k, v = call.main
+    extras = Extras(*call.extras)
+    causal = flag("causal", call.causal)
+    deterministic = flag("deterministic", call.deterministic) or torch.are_deterministic_algorithms_enabled()
+    max_seqlen_q, max_seqlen_k = call.max_seqlen_q, call.max_seqlen_k
     packed = extras.cu_seqlens_q is not None
     _check_tensors(q, k, v, packed, path)
     batch = q.shape[0]
     if packed:
         batch = _check_segments(q, extras)
-        max_seqlen_q = _length("max_seqlen_q", max_seqlen_q)
-        max_seqlen_k = _length("max_seqlen_k", max_seqlen_k)
+        max_seqlen_q = length("max_seqlen_q", max_seqlen_q)
+        max_seqlen_k = length("max_seqlen_k", max_seqlen_k)
     seqlen_q, seqlen_k = (max_seqlen_q, max_seqlen_k) if packed else (q.shape[1], k.shape[1])
     _check_features(q, extras, batch, seqlen_q, seqlen_k)
 
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else _number("softmax_scale", softmax_scale)
-    softcap, dropout_p = _number("softcap", softcap), _number("dropout_p", dropout_p)
+    scale = q.shape[-1] ** -0.5 if call.softmax_scale is None else number("softmax_scale", call.softmax_scale)
+    softcap, dropout_p = number("softcap", call.softcap), number("dropout_p", call.dropout_p)
     if softcap != 0 and not _SOFTCAPS[0] <= softcap <= _SOFTCAPS[1]:
         raise ValueError(f"softcap must be 0 for none, or lie between {_SOFTCAPS[0]} and {_SOFTCAPS[1]}; got {softcap}")
     if not 0 <= dropout_p <= 1 - 2**-24:
         raise ValueError(f"dropout_p must be in [0, 1) as a float32, got {dropout_p}")
-    left, right = _window(window_size)
+    left, right = window(call.window_size)
     scalars = Scalars(causal, scale, left, right, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k, path)
     return extras, scalars
 
@@ -196,59 +219,6 @@ def _check_features(q: Tensor, extras: Extras, batch: int, seqlen_q: int, seqlen
         raise ValueError(f"sinks must have shape ({num_heads},), got {tuple(sinks.shape)}")
 
 
-def _number(name: str, value: float) -> float:
-    if not isinstance(value, (int, float, torch.SymFloat)) and not _is_one(value, "__float__"):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    try:
-        value = float(value)
-    except OverflowError:
-        value = math.inf
-    if not abs(value) <= _LARGEST:  # NaN too
-        raise ValueError(f"{name} must be finite in float32, got {value}")
-    return value
-
-
-def _flag(name: str, value: bool) -> bool:
-    """Not whatever Python takes for true, such as a text."""
-    if not isinstance(value, (int, torch.SymBool)) and not _is_one(value, "__bool__") or value not in (0, 1):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
-    return bool(value)
-
-
-def _is_one(value: object, conversion: str) -> bool:
-    """Whether it is one thing that converts: not a tensor, whose value the host would have to wait for."""
-    return hasattr(value, conversion) and not hasattr(value, "__len__")
-
-
-def _integer(name: str, value: int) -> int:
-    if isinstance(value, (int, torch.SymInt)):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)  # the cache of checked calls takes it for the int that it equals
-    if isinstance(value, (Tensor, float)) or not hasattr(value, "__index__"):
-        got = "a tensor (take .item() once, outside the loop)" if isinstance(value, Tensor) else repr(value)
-        raise TypeError(f"{name} must be an int, got {got}")
-    return value.__index__()
-
-
-def _length(name: str, value: int) -> int:
-    value = _integer(name, value)
-    if value < 0 or value > _UNBOUNDED:
-        raise ValueError(f"{name} must be in 0 ... 2**31 - 1, got {value}")
-    return value
-
-
-def _window(window_size: tuple[int, int]) -> tuple[int, int]:
-    try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        raise TypeError(f"window_size must be a pair of ints (left, right), got {window_size!r}") from None
-    left, right = _integer("window_size", left), _integer("window_size", right)
-    if left < -1 or right < -1:
-        raise ValueError(f"window_size must be ints of at least 0, or -1 for unbounded; got {window_size!r}")
-    return min(left, _UNBOUNDED), min(right, _UNBOUNDED)
-
-
 def check_lengths(extras: Extras, total_q: int, total_k: int, max_seqlen_q: int, max_seqlen_k: int) -> None:
     """The contents of cu_seqlens and seqused_k. On a CUDA device this waits for the device."""
     for side, cu, total, longest in (
@@ -294,6 +264,11 @@ def canonical(q: Tensor, extras: Extras, dropout_p: float) -> Extras:
 def new_rng_state(device: torch.device) -> Tensor:
     """Seed and offset of one call's dropout, from the device's generator: never waits, right under graph capture."""
     return torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
+
+
+def lse_shape(q: Tensor) -> tuple[int, ...]:
+    """(batch, num_heads, seqlen_q), or (num_heads, total_q) if packed."""
+    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
 
 
 def is_float8(*tensors: Tensor) -> bool:

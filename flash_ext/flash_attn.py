@@ -27,9 +27,11 @@ def flash_attn_func(
 
     With ``return_attn_probs`` the result is (out, lse, None): the probabilities themselves are never formed.
     """
-    tensors = (q, k, v, None, None, None, alibi_slopes, attn_bias, sinks)
-    numbers = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0)
-    result = attend(tensors + numbers, return_attn_probs)
+    call = (
+        q, k, v, None, None, None, alibi_slopes, attn_bias, sinks,
+        causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0,
+    )  # fmt: skip
+    result = attend(call, return_attn_probs)
     return (*result, None) if return_attn_probs else result
 
 

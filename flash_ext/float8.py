@@ -13,21 +13,23 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, empty
+from torch import Tensor
 
 from .call import (
     FLOAT8,
     SCHEMA_OF_EXTRAS,
     SCHEMA_OF_SCALARS,
+    Arguments,
     Extras,
     Scalars,
     canonical,
     check_call,
     check_lengths,
     check_starts,
+    lse_shape,
 )
 from .extension import _C, current_path
-from .plan import Plan, copied, current_stream, plan_for
+from .plan import Plan, copied, plan_for
 
 _LARGEST = 448.0  # e4m3
 _NAMES = ("q_descale", "k_descale", "v_descale")
@@ -135,6 +137,15 @@ def _dequantise(t: Tensor, descale: Tensor | None, cu_seqlens: Tensor | None) ->
     return (t.float() * _of_rows(descale, t, cu_seqlens)[..., None]).to(torch.bfloat16)
 
 
+def wants_gradient(tensors: Sequence[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def refuse_gradients(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if wants_gradient((q, k, v)):
+        raise ValueError("q, k and v in float8 must not require a gradient: there is no float8 backward")
+
+
 def refuse_options(options: Float8Options, q: Tensor) -> None:
     """Of a call that is not in float8."""
     named = ", ".join(name for name, x in options._asdict().items() if x is not None)
@@ -178,43 +189,30 @@ class Float8Plan(Plan):
         if self.unserved:
             return f"there is no float8 kernel with {self.unserved[0]}"
         try:
-            self.fwd  # noqa: B018
+            choice = self.fwd
         except NotImplementedError as error:
             return str(error)
-        return "" if self.fwd.row >= 0 else f"path {self.fwd.path} has no float8 kernel"
+        return "" if choice.row >= 0 else f"path {choice.path} has no float8 kernel"
 
     def forward8(self, q, k, v, extras: Extras, descales: Sequence[Tensor | None], out_dtype: torch.dtype):
         if self.checks_lengths:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
-        out = empty((*q.shape[:-1], self.head_dim_v), dtype=out_dtype, device=self.device)
-        lse = empty(_lse_shape(q), dtype=torch.float32, device=self.device)
         if self.no_queries or self.no_keys:
-            return self._without_keys(out, lse, extras)
+            return self._without_keys(*_C.empty_results(q, self.head_dim_v, out_dtype), extras)
         if self.fwd_copies:
             q, k, v = copied((q, k, v), self.fwd_copies)
-        options = self._options_of(extras)
-        options.q_descale, options.k_descale, options.v_descale = descales
-        row = self.fwd_kernels.fwd_row
-        size = _C.fwd_workspace(row, q, k, v, options)
-        options.workspace = empty(size, dtype=torch.uint8, device=self.device)
-        _C.fwd(row, q, k, v, out, lse, options, current_stream(self.device_index))
-        return out, lse
+        return self.fwd_kernels.forward8(q, k, v, extras, descales, out_dtype)
 
 
-def _lse_shape(q: Tensor) -> tuple[int, ...]:
-    return (q.shape[0], q.shape[2], q.shape[1]) if q.dim() == 4 else (q.shape[1], q.shape[0])
-
-
-def attend(call: tuple, options: Float8Options | None) -> tuple[Tensor, Tensor]:
-    """(out, lse); ``call`` is as ``call.ARGUMENTS`` says."""
-    q, k, v = call[:3]
+def attend(call: Arguments, options: Float8Options | None) -> tuple[Tensor, Tensor]:
+    """(out, lse)."""
+    q, k, v = call.main
     options = options or Float8Options()
-    if any(t.requires_grad for t in (q, k, v)) and torch.is_grad_enabled():
-        raise ValueError("q, k and v in float8 must not require a gradient: there is no float8 backward")
+    refuse_gradients(q, k, v)
     checked, scalars = check_call(call, current_path())
     descales, out_dtype = check_options(options, q, k, checked)
     extras = canonical(q, checked, scalars.dropout_p)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in extras):
+    if wants_gradient(extras):
         out, lse = torch.ops.flash_ext.fwd(*dequantise((q, k, v), descales, extras), *extras, *scalars)
         return out.to(out_dtype), lse
     if torch.compiler.is_compiling() or not _C.signature(q, k, v, *extras[:6]):
@@ -251,4 +249,4 @@ def _fwd_float8(q, k, v, *rest):
 @torch.library.register_fake("flash_ext::fwd_float8")
 def _fwd_float8_fake(q, k, v, *rest):
     out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=rest[-1])
-    return out, q.new_empty(_lse_shape(q), dtype=torch.float32)
+    return out, q.new_empty(lse_shape(q), dtype=torch.float32)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from .call import canonical, check_call, check_kind, is_float8
+from .call import Arguments, canonical, check_call, check_kind, is_float8, lse_shape
 from .extension import _C, chosen_path, current_path
 from .float8 import Float8Options, refuse_options
 from .float8 import attend as attend_float8
@@ -78,12 +78,14 @@ def forward(
     "FlashAttention-3", 2024, section 3. ALiBi: Press et al., 2022, section 3; softcap: Gemma 2 report, 2024, section 2;
     sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, section 3.
     """
-    tensors = (q, k, v, None, None, None, alibi_slopes, attn_bias, sinks)
-    numbers = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0)
     float8 = None
     if not (q_descale is k_descale is v_descale is out_dtype is None):
         float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
-    return attend(tensors + numbers, return_lse, float8)
+    call = (
+        q, k, v, None, None, None, alibi_slopes, attn_bias, sinks,
+        causal, softmax_scale, window_size, softcap, dropout_p, deterministic, 0, 0,
+    )  # fmt: skip
+    return attend(call, return_lse, float8)
 
 
 def flash_attn_varlen_func(
@@ -141,9 +143,11 @@ def flash_attn_varlen_func(
     float8 = None
     if not (q_descale is k_descale is v_descale is out_dtype is None):
         float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
-    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
-    numbers = (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
-    result = attend(tensors + numbers, return_lse or return_attn_probs, float8)
+    call = (
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks,
+        causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k,
+    )  # fmt: skip
+    result = attend(call, return_lse or return_attn_probs, float8)
     return (*result, None) if return_attn_probs else result
 
 
@@ -166,17 +170,14 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
             raise TypeError(f"{name} must be a floating point tensor, got {t.dtype}")
         if t.device != out_a.device:
             raise ValueError(f"{name} must be on out_a's device {out_a.device}, got {t.device}")
-    packed = out_a.dim() == 3
     if out_a.dim() not in (3, 4) or out_a.shape != out_b.shape:
         raise ValueError(
             "out_a and out_b must have one shape, (batch, seqlen_q, num_heads, head_dim_v) or (total_q, num_heads, "
             f"head_dim_v); got {tuple(out_a.shape)} and {tuple(out_b.shape)}"
         )
-    *rows, num_heads, _ = out_a.shape
-    lse_shape = (num_heads, *rows) if packed else (rows[0], num_heads, rows[1])
     for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
-        if tuple(lse.shape) != lse_shape:
-            raise ValueError(f"{name} must have shape {lse_shape} to go with out_a, got {tuple(lse.shape)}")
+        if tuple(lse.shape) != lse_shape(out_a):
+            raise ValueError(f"{name} must have shape {lse_shape(out_a)} to go with out_a, got {tuple(lse.shape)}")
     top = torch.maximum(lse_a, lse_b).detach()
     top = top.masked_fill(top == -math.inf, 0.0)
     weight_a, weight_b = torch.exp(lse_a - top), torch.exp(lse_b - top)
@@ -192,44 +193,43 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
 
 
 def attend(call: tuple, return_lse: bool, float8: Float8Options | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """out, or (out, lse). ``call`` is as ``call.ARGUMENTS`` says."""
+    """out, or (out, lse). ``call``: ``Arguments``, as a plain tuple: to name them would cost every call time."""
     if float8 is None and not torch.compiler.is_dynamo_compiling():
         result = _C.eager(call, return_lse, chosen_path.get())
         if type(result) is not bytes:
             return result
-        out, lse = _attend_by_plan(result, call)
+        out, lse = _attend_by_plan(result, Arguments(*call))
     else:
-        out, lse = _attend_slowly(call, float8)
+        out, lse = _attend_slowly(Arguments(*call), float8)
     return (out, lse) if return_lse else out
 
 
-def _attend_by_plan(key: bytes, call: tuple) -> tuple[Tensor, Tensor]:
+def _attend_by_plan(key: bytes, call: Arguments) -> tuple[Tensor, Tensor]:
     """A call that C++ does not know: it is new, or needs more than kernels. ``key`` is b"" where torch's dispatcher or
     the checks have to see it."""
-    q, k, v, given = *call[:3], call[3:9]
+    q, k, v = call.main
     if not key or is_float8(q, k, v):
         return _attend_slowly(call, None)
     plan = _plans.get(key)
     if plan is None:
         plan = Plan(q, k, v, *check_call(call, current_path()))
         remember(_plans, key, plan)
-    extras = canonical(q, given, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
+    extras = canonical(q, call.extras, plan.scalars.dropout_p) if plan.has_extras else NO_EXTRAS
     with_gradient = bool(key[-1])
     run = plan.attend if with_gradient else plan.run  # the kernels are prepared
-    if plan.in_one_step(with_gradient) and all(a is b for a, b in zip(extras, (*given, None), strict=True)):
+    if plan.in_one_step(with_gradient) and all(a is b for a, b in zip(extras, (*call.extras, None), strict=True)):
         _C.remember(key, plan.kernels)
     return run(q, k, v, extras)
 
 
-def _attend_slowly(call: tuple, float8: Float8Options | None) -> tuple[Tensor, Tensor]:
+def _attend_slowly(call: Arguments, float8: Float8Options | None) -> tuple[Tensor, Tensor]:
     """Through the dispatcher: compiled, traced, autocast and float8 calls, subclasses of tensors, modes, transforms."""
-    q, k, v = call[:3]
-    if not torch.compiler.is_compiling() and any(_has_tangent(x) for x in call[:9]):
+    if not torch.compiler.is_compiling() and any(_has_tangent(x) for x in (*call.main, *call.extras)):
         raise NotImplementedError("forward-mode differentiation is not supported: there is no rule for tangents")
-    before = (q, k, v)
-    q, k, v = cast_for_autocast(autocast_dtype(q), q, k, v)
-    call = (q, k, v, *call[3:])
-    if any(a is not b for a, b in zip(before, (q, k, v), strict=True)) and not torch.compiler.is_compiling():
+    before = call.main
+    q, k, v = cast_for_autocast(autocast_dtype(call.q), *before)
+    call = Arguments(q, k, v, *call[3:])
+    if any(a is not b for a, b in zip(before, call.main, strict=True)) and not torch.compiler.is_compiling():
         return attend(call, True, float8)  # now that autocast leaves them alone
     if is_float8(q, k, v):
         return attend_float8(call, float8)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .autograd import TWICE
-from .call import DTYPES, SCHEMA_OF_EXTRAS, SCHEMA_OF_SCALARS, Extras, Scalars
+from .call import DTYPES, SCHEMA_OF_EXTRAS, SCHEMA_OF_SCALARS, Extras, Scalars, lse_shape
+from .extension import _C
 from .plan import plan_for
 
 _REST = f"{SCHEMA_OF_EXTRAS}, {SCHEMA_OF_SCALARS}"
@@ -33,10 +33,9 @@ def _fwd(q, k, v, *rest):
 
 
 @torch.library.register_fake("flash_ext::fwd")
-def _fwd_fake(q, k, v, cu_seqlens_q, *rest):
+def _fwd_fake(q, k, v, *rest):
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if cu_seqlens_q is None else (q.shape[1], q.shape[0])
-    return out, q.new_empty(lse_shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return out, q.new_empty(lse_shape(q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
 @torch.library.impl("flash_ext::bwd", ("cpu", "cuda"))
@@ -64,19 +63,19 @@ def _setup_context(ctx, inputs, output) -> None:
 
 def _backward(ctx, dout: Tensor | None, dlse: Tensor | None):
     q, k, v, out, lse, *extras = ctx.saved_tensors
-    need_q, need_k, need_v = ctx.needs_input_grad[:3]
-    need_bias, need_sinks = ctx.needs_input_grad[7:9]
+    need_q, need_k, need_v, *needs = ctx.needs_input_grad
+    need = Extras(*needs[:_N])
     dout = torch.zeros_like(out) if dout is None else dout
     dq, dk, dv, dbias, dsinks = _bwd_operator()(
-        dout, dlse, q, k, v, out, lse, *extras, *ctx.scalars, need_bias, need_sinks
+        dout, dlse, q, k, v, out, lse, *extras, *ctx.scalars, need.attn_bias, need.sinks
     )
     grads = (dq if need_q else None, dk if need_k else None, dv if need_v else None)
-    nothing = (None,) * len(ctx.scalars)
-    return *grads, None, None, None, None, dbias if need_bias else None, dsinks if need_sinks else None, None, *nothing
+    extras = Extras(attn_bias=dbias if need.attn_bias else None, sinks=dsinks if need.sinks else None)
+    return *grads, *extras, *(None,) * len(ctx.scalars)
 
 
 def _no_double_backward(ctx, *grads):
-    raise RuntimeError(TWICE)
+    raise RuntimeError(_C.TWICE)
 
 
 torch.library.register_autograd("flash_ext::fwd", _backward, setup_context=_setup_context)

@@ -93,6 +93,11 @@ class Plan:
         return self.kernels
 
     @cached_property
+    def kernels_of_both(self) -> _C.Kernels:
+        self.kernels.fwd_row, self.kernels.bwd_row = self._row(self.fwd), self._row(self.bwd)
+        return self.kernels
+
+    @cached_property
     def bwd_kernels(self) -> _C.Kernels:
         self.kernels.bwd_row = self._row(self.bwd)
         return self.kernels
@@ -103,14 +108,12 @@ class Plan:
         return self.bwd_kernels
 
     def in_one_step(self, with_gradient: bool) -> bool:
-        """Whether C++ alone serves such calls, once their extras are canonical."""
-        choices, copies = [self.fwd], self.fwd_copies
-        if with_gradient:
-            if self.has_bias or self.has_sinks:
-                return False
-            choices, copies = [self.fwd, self.bwd], self.bwd_copies or self.fwd_copies
-        plain = not (self.checks_lengths or self.no_queries or self.no_keys or copies)
-        return plain and all(choice.path != "reference" for choice in choices)
+        """Whether C++ alone serves such calls, once their extras are canonical. Raises where no kernel does."""
+        choices = [self.fwd, self.bwd] if with_gradient else [self.fwd]
+        if with_gradient and (self.has_bias or self.has_sinks):
+            return False
+        more = self.checks_lengths or self.no_queries or self.no_keys or any(map(self._copies, choices))
+        return not more and all(choice.path != "reference" for choice in choices)
 
     @cached_property
     def run(self):
@@ -120,15 +123,11 @@ class Plan:
     @cached_property
     def attend(self):
         """(q, k, v, extras) -> (out, lse), recording the gradient. A path that cannot go backward says so now."""
-        self.bwd  # noqa: B018
-        if self.in_one_step(True):
-            self.bwd_kernels  # noqa: B018
-            return self.fwd_kernels.attend
-        return partial(attend, self)
+        return self.kernels_of_both.attend if self.in_one_step(True) else partial(attend, self)
 
     def _copies(self, choice: Choice) -> tuple[bool, ...]:
         """Which of q, k and v this choice needs as copies; () for none."""
-        copies = self.scattered
+        copies = () if choice.path == "reference" else self.scattered
         if choice.path == "sm90":
             copies = tuple(a or b for a, b in zip(self.scattered, self.misaligned, strict=True))
         return copies if any(copies) else ()
@@ -141,15 +140,6 @@ class Plan:
     def bwd_copies(self) -> tuple[bool, ...]:
         return self._copies(self.bwd)
 
-    def notes(self) -> list[str]:
-        """What ``explain`` says besides the choice."""
-        copied = [name for name, copy in zip("qkv", self.fwd_copies, strict=False) if copy]
-        why = {
-            True: "its last dimension is not contiguous",
-            False: "its strides are not multiples of 16 bytes, or 0 along the sequence",
-        }
-        return [f"{name} is copied: {why[self.scattered['qkv'.index(name)]]}" for name in copied]
-
     def _scalars(self) -> _C.Scalars:
         result, s = _C.Scalars(), self.scalars
         result.max_seqlen_q, result.max_seqlen_k = s.max_seqlen_q, s.max_seqlen_k
@@ -158,18 +148,11 @@ class Plan:
         result.deterministic = s.deterministic
         return result
 
-    def _options_of(self, extras: Extras) -> _C.Options:
-        options = _C.Options(self._scalars())
-        for name, tensor in zip(Extras._fields, extras, strict=True):
-            if tensor is not None:
-                setattr(options, name, tensor)
-        return options
-
     def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
         if self.checks_lengths:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
         if self.no_queries or self.no_keys:
-            return self._without_keys(*_C.empty_results(q, self.head_dim_v), extras)
+            return self._without_keys(*_C.empty_results(q, self.head_dim_v, q.dtype), extras)
         if self.fwd.path == "reference":
             return reference_path.forward(q, k, v, extras, **self._reference_options())
         if self.fwd_copies:
@@ -199,26 +182,21 @@ class Plan:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
         """dq, dk, dv, dbias, dsinks; the last two None where not wanted."""
         bias, sinks = extras.attn_bias, extras.sinks
-        dbias = torch.zeros(bias.shape, dtype=torch.float32, device=self.device) if want_dbias else None
-        if self.no_queries or self.no_keys:
-            dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-            dsinks = None
-            if want_dsinks:  # out is 0 whatever the sink
-                delta = torch.zeros_like(lse) if dlse is None else -dlse
-                dsinks = _dsinks(sinks, lse, delta, extras.cu_seqlens_q)
-            return dq, dk, dv, dbias if dbias is None else dbias.to(bias.dtype), dsinks
-        if self.bwd.path == "reference":
+        has_work = not (self.no_queries or self.no_keys)
+        if has_work and self.bwd.path == "reference":
             options = self._reference_options()
-            *grads, dbias, dsinks = reference_path.backward(
-                dout, dlse, q, k, v, extras, want_dbias, want_dsinks, **options
-            )
-            return *grads, dbias if dbias is None else dbias.to(bias.dtype), dsinks
-        if self.bwd_copies:
-            q, k, v = copied((q, k, v), self.bwd_copies)
-        kernels = self.dbias_kernels if want_dbias else self.bwd_kernels
-        dq, dk, dv, delta = kernels.backward(dout, dlse, q, k, v, out, lse, extras, dbias)
+            return reference_path.backward(dout, dlse, q, k, v, extras, want_dbias, want_dsinks, **options)
+        dbias = torch.zeros(bias.shape, dtype=torch.float32, device=self.device) if want_dbias else None
+        if has_work:
+            if self.bwd_copies:
+                q, k, v = copied((q, k, v), self.bwd_copies)
+            kernels = self.dbias_kernels if want_dbias else self.bwd_kernels
+            dq, dk, dv, delta = kernels.backward(dout, dlse, q, k, v, out, lse, extras, dbias)
+        else:
+            dq, dk, dv = (torch.zeros(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+            delta = torch.zeros_like(lse) if dlse is None else -dlse  # out is 0
         dsinks = _dsinks(sinks, lse, delta, extras.cu_seqlens_q) if want_dsinks else None
-        return dq, dk, dv, dbias if dbias is None else dbias.to(bias.dtype), dsinks
+        return dq, dk, dv, None if dbias is None else dbias.to(bias.dtype), dsinks
 
     def _reference_options(self) -> dict:
         s = self.scalars
@@ -236,10 +214,6 @@ def copied(tensors: tuple[Tensor, ...], copies: tuple[bool, ...]) -> list[Tensor
 
 def _copy(t: Tensor) -> Tensor:
     return t.clone(memory_format=torch.contiguous_format)
-
-
-def current_stream(device_index: int) -> int:
-    return torch._C._cuda_getCurrentRawStream(device_index)
 
 
 def _dsinks(sinks: Tensor, lse: Tensor, delta: Tensor, cu_seqlens_q: Tensor | None) -> Tensor:

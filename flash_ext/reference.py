@@ -45,7 +45,7 @@ def attention(
 
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     used = None if seqused_k is None else seqused_k.tolist()
-    outs, lses = [q.new_zeros(0, q.shape[1], v.shape[2])], [_stats(q).new_zeros(q.shape[1], 0)]
+    outs, lses = [q.new_zeros(0, q.shape[1], v.shape[2])], [wide(q).new_zeros(q.shape[1], 0)]
     for b in range(len(starts_q) - 1):
         rows = slice(starts_q[b], starts_q[b + 1])
         length_k = starts_k[b + 1] - starts_k[b]
@@ -92,14 +92,14 @@ def _dense(
     sees_nothing = (scores == -math.inf).all(dim=-1, keepdim=True)  # also where there is no key at all
     scores = scores.masked_fill(sees_nothing, 0.0)
     probs = torch.softmax(scores, dim=-1).masked_fill(sees_nothing, 0.0)[..., :seqlen_k]
-    lse = torch.logsumexp(_stats(scores), dim=-1).masked_fill(sees_nothing[..., 0], -math.inf)
+    lse = torch.logsumexp(wide(scores), dim=-1).masked_fill(sees_nothing[..., 0], -math.inf)
     if dropout_p:
         keep, scale = dropout_mask(dropout_p, rng_state, batch * num_heads, seqlen_q, seqlen_k, first_head)
         probs = probs * keep.view(batch, num_heads, seqlen_q, seqlen_k) * scale
     return (probs @ v).transpose(1, 2).contiguous(), lse
 
 
-def _stats(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 

@@ -16,7 +16,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, extras: Extras, **options) -> tuple
     """(out, lse), computed in float32 at least, whatever the dtype and autocast. ``options``: the numbers of
     ``reference.attention``."""
     with torch.autocast(q.device.type, enabled=False):
-        out, lse = reference.attention(*(_wide(t) for t in (q, k, v)), **extras._asdict(), **options)
+        out, lse = reference.attention(*(reference.wide(t) for t in (q, k, v)), **extras._asdict(), **options)
     return out.to(q.dtype).contiguous(), lse.contiguous()
 
 
@@ -33,12 +33,11 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """dq, dk, dv, dbias, dsinks; the last two None where not wanted."""
     with _autograd_on(), torch.autocast(q.device.type, enabled=False):
-        wide = [_wide(t.detach()).requires_grad_() for t in (q, k, v)]
+        wide = [reference.wide(t.detach()).requires_grad_() for t in (q, k, v)]
         bias, sinks = extras.attn_bias, extras.sinks
-        bias = _wide(bias.detach()).requires_grad_() if want_dbias else bias
+        bias = reference.wide(bias.detach()).requires_grad_() if want_dbias else bias
         sinks = sinks.detach().requires_grad_() if want_dsinks else sinks
-        extras = extras._replace(attn_bias=bias, sinks=sinks)
-        results = reference.attention(*wide, **extras._asdict(), **options)
+        results = reference.attention(*wide, **extras._replace(attn_bias=bias, sinks=sinks)._asdict(), **options)
     grads = [None if g is None else g.to(r.dtype) for g, r in zip((dout, dlse), results, strict=True)]
     outputs = [r for r, g in zip(results, grads, strict=True) if g is not None]
     inputs = wide + [bias] * want_dbias + [sinks] * want_dsinks
@@ -46,7 +45,8 @@ def backward(
     with torch.autocast(q.device.type, enabled=False):
         grads = torch.autograd.grad(outputs, inputs, grads, allow_unused=True, materialize_grads=True)
     dq, dk, dv = (g.to(t.dtype).contiguous() for g, t in zip(grads[:3], (q, k, v), strict=True))
-    return dq, dk, dv, grads[3] if want_dbias else None, grads[-1] if want_dsinks else None
+    dbias = grads[3].to(extras.attn_bias.dtype) if want_dbias else None
+    return dq, dk, dv, dbias, grads[-1] if want_dsinks else None
 
 
 @contextmanager
@@ -58,7 +58,3 @@ def _autograd_on() -> Iterator[None]:
         exclude = exclude.remove(layer)
     with torch._C._ForceDispatchKeyGuard(include.add(key.ADInplaceOrView), exclude), torch.enable_grad():
         yield
-
-
-def _wide(t: Tensor) -> Tensor:
-    return t if t.dtype == torch.float64 else t.float()

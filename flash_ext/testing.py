@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .call import new_rng_state
+from .call import lse_shape, new_rng_state
 from .dispatch import CUDA_PATHS
 from .extension import _C, use_path
 from .interface import flash_attn_varlen_func, forward
@@ -78,11 +78,9 @@ class Problem:
     @cached_property
     def gradients(self) -> tuple[Tensor, Tensor]:
         """The same random dout, in q's dtype, and dlse whatever the path; NaN in rows that no segment owns."""
-        *rows, num_heads, _ = self.q.shape
-        shape_lse = (rows[0], num_heads, rows[1]) if len(rows) == 2 else (num_heads, rows[0])
         generator = torch.Generator(self.q.device).manual_seed(self.seed)
-        dout = torch.randn(*rows, num_heads, self.v.shape[-1], generator=generator, device=self.q.device)
-        dlse = torch.randn(shape_lse, generator=generator, device=self.q.device) * self.with_lse_gradient
+        dout = torch.randn(*self.q.shape[:-1], self.v.shape[-1], generator=generator, device=self.q.device)
+        dlse = torch.randn(lse_shape(self.q), generator=generator, device=self.q.device) * self.with_lse_gradient
         dout = dout.to(self.q.dtype)
         if self.packed:
             dout[self.rows :] = math.nan

@@ -150,8 +150,8 @@ def test_pure_modules_do_not_import_torch():
 
 def test_python_layers_go_one_way():
     """From the pure ones to the public ones; the build files stand apart."""
-    order = ["dispatch", "reference", "jit", "call", "extension", "reference_path", "autograd", "plan", "ops"]
-    order += ["float8", "explain", "interface", "flash_attn", "testing"]
+    order = ["dispatch", "reference", "jit", "numeric", "call", "extension", "reference_path", "autograd", "plan"]
+    order += ["ops", "float8", "explain", "interface", "flash_attn", "testing"]
     for name in order:
         text = (ROOT / "flash_ext" / f"{name}.py").read_text()
         modules = re.findall(r"^from \.(\w+) import", text, re.MULTILINE)

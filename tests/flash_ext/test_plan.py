@@ -10,7 +10,7 @@ import torch
 
 import flash_ext
 from flash_ext import jit
-from flash_ext.call import check_call
+from flash_ext.call import Arguments, check_call
 from flash_ext.extension import _C
 from flash_ext.plan import Plan, remember
 from flash_ext.testing import Problem, poison
@@ -144,7 +144,7 @@ def test_deterministic_follows_torch(monkeypatch):
 
 def test_the_reason_says_what_is_compiled_on_first_use(monkeypatch):
     q = make(dtype=torch.bfloat16)
-    arguments = check_call((q, q, q, *[None] * 6, False, None, (-1, -1), 0.0, 0.0, False, 0, 0), "")
+    arguments = check_call(Arguments(q, q, q, *[None] * 6, False, None, (-1, -1), 0.0, 0.0, False, 0, 0), "")
     monkeypatch.setattr(jit, "can_run", lambda *_: True)
     for ready in (False, True):
         monkeypatch.setattr(jit, "is_ready", lambda *_, ready=ready: ready)

@@ -73,9 +73,13 @@ def test_draws_are_judged_together():
 
 def test_poison_is_lifted():
     with poison():
-        assert all(t.isnan().all() for t in _C.empty_results(torch.zeros(1, 2, 3, 4), 4))
+        assert all(t.isnan().all() for t in _C.empty_results(torch.zeros(1, 2, 3, 4), 4, torch.float32))
+        float8 = torch.zeros(5, 3, 4).to(torch.float8_e4m3fn)
+        out, lse = _C.empty_results(float8, 8, torch.float16)
+        assert out.dtype == torch.float16 and out.shape == (5, 3, 8) and out.isnan().all()
+        assert lse.dtype == torch.float32 and lse.shape == (3, 5) and lse.isnan().all()
     _C.poison(0.0)
-    assert not _C.empty_results(torch.zeros(1, 2, 3, 4), 4)[0].any()
+    assert not _C.empty_results(torch.zeros(1, 2, 3, 4), 4, torch.float32)[0].any()
     _C.poison(None)
 
 

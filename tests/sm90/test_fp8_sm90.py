@@ -12,7 +12,7 @@ from problems import SCORES, packed_problem, problem, problem_of_scores
 from random_configs import random_config
 
 import flash_ext
-from flash_ext.testing import Problem
+from flash_ext.testing import Problem, poison
 
 pytestmark = pytest.mark.gpu
 FLOAT8 = torch.float8_e4m3fn
@@ -51,6 +51,15 @@ def test_rows_behind_a_sequence_do_not_count(head_dim):
     for x in (k, v):
         x.view(torch.uint8)[33:300] = x.view(torch.uint8)[557:] = 0x7F  # NaN
     assert torch.equal(clean[:200], flash_ext.flash_attn_varlen_func(q, k, v, **p.options)[:200])
+
+
+def test_poison_shows_what_is_not_written():
+    p = packed_problem([70, 130], [300, 290], 64, tail=40)
+    q, k, v = (t.to(FLOAT8) for t in (p.q, p.k, p.v))
+    with poison():
+        out, lse = flash_ext.flash_attn_varlen_func(q, k, v, **p.options, return_lse=True)
+    assert torch.isfinite(out[:200]).all() and out[200:].isnan().all()
+    assert torch.isfinite(lse[:, :200]).all() and lse[:, 200:].isnan().all()
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
