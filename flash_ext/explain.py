@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .call import check_call, is_float8
+from .call import Arguments, check_call, is_float8
 from .dispatch import Choice
 from .extension import current_path
-from .float8 import Float8Options, Float8Plan, check_options, refuse_options
+from .float8 import Float8Options, Float8Plan, check_options, refuse_gradients, refuse_options, wants_gradient
 from .ops import autocast_dtype, cast_for_autocast
 from .plan import Plan
 
@@ -78,25 +78,58 @@ def explain(
     """Which path and kernel ``forward`` (or, given ``cu_seqlens``, ``flash_attn_varlen_func``) would run, and why not a
     faster one. Takes the arguments of the call and checks them like it, but for the contents of ``cu_seqlens``;
     launches nothing."""
-    notes = []
-    rest = (cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks)
-    rest += (causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k)
+    rest = (
+        cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks,
+        causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k,
+    )  # fmt: skip
+    if isinstance(q, Tensor) and q.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"there are kernels for CPU and CUDA tensors; q is on device {q.device}")
+    if cu_seqlens_q is None and not (cu_seqlens_k is None and seqused_k is None):
+        raise TypeError("cu_seqlens_q must be an int32 tensor where cu_seqlens_k or seqused_k is given, got None")
     float8 = Float8Options(q_descale, k_descale, v_descale, out_dtype)
+    notes = []
     if is_float8(q, k, v):
-        extras, scalars = check_call((q, k, v, *rest), current_path())
+        refuse_gradients(q, k, v)
+        extras, scalars = check_call(Arguments(q, k, v, *rest), current_path())
         check_options(float8, q, k, extras)
         plan = Float8Plan(q, k, v, extras, scalars)
-        if not plan.why_not:
-            return Explanation(plan.fwd, "float8 inputs take no gradients", tuple(plan.notes()))
-        notes.append(f"float8 inputs are converted to bfloat16, whose kernels run: {plan.why_not}")
+        why = "an extra argument wants a gradient" if wants_gradient(extras) else plan.why_not
+        if not why:
+            return Explanation(plan.fwd, "float8 inputs take no gradients", tuple(_notes(plan, None, None)))
+        notes.append(f"float8 inputs are converted to bfloat16, whose kernels run: {why}")
         q, k, v = (_empty(t, torch.bfloat16) for t in (q, k, v))
     else:
         refuse_options(float8, q)
         q, k, v = cast_for_autocast(autocast_dtype(q), q, k, v, cast=_empty)
-    plan = Plan(q, k, v, *check_call((q, k, v, *rest), current_path()))
-    notes += plan.notes()
+    plan = Plan(q, k, v, *check_call(Arguments(q, k, v, *rest), current_path()))
     try:
         backward = plan.bwd
     except NotImplementedError as error:
         backward = str(error)
-    return Explanation(plan.fwd, backward, tuple(notes))
+    return Explanation(plan.fwd, backward, (*notes, *_notes(plan, backward, attn_bias)))
+
+
+def _notes(plan: Plan, backward: Choice | str | None, attn_bias: Tensor | None) -> list[str]:
+    """What happens besides the kernels that were chosen."""
+    if plan.no_queries or plan.no_keys:
+        return [f"no kernel runs: there are no {'queries' if plan.no_queries else 'keys'}"]
+    goes_back = isinstance(backward, Choice)
+    fwd_copies, bwd_copies = plan.fwd_copies, plan.bwd_copies if goes_back else ()
+    notes = []
+    for i, name in enumerate("qkv"):
+        of_fwd, of_bwd = bool(fwd_copies) and fwd_copies[i], bool(bwd_copies) and bwd_copies[i]
+        if of_fwd or of_bwd:
+            why = "strides are not multiples of 16 bytes, or 0 along the sequence"
+            why = "last dimension is not contiguous" if plan.scattered[i] else why
+            when = "" if of_fwd else " for the backward pass"
+            notes.append(f"{name} is copied{when}: its {why}")
+    if goes_back and backward.row >= 0 and attn_bias is not None and attn_bias.requires_grad:
+        notes.append(f"the gradient of attn_bias is {_dbias(plan, backward)}")
+    return notes
+
+
+def _dbias(plan: Plan, backward: Choice) -> str:
+    apart = f"computed in a pass of its own, by path {plan.dbias.path}, kernel '{plan.dbias.kernel}'"
+    if backward.path != "sm90" or plan.scalars.deterministic or plan.scalars.softcap:
+        return apart
+    return f"added up by the backward kernel; if attn_bias has one row or one column, {apart}"

@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_ext
+from flash_ext.dispatch import Choice, Pass
 
 
 def make(dtype=torch.float32, q=(2, 5, 4, 16), k=(2, 7, 2, 16), v=None):
@@ -152,6 +153,53 @@ def test_explain():
     scattered = q.transpose(1, 3).contiguous().transpose(1, 3)
     assert "q is copied" in str(flash_ext.explain(scattered, k, v))
     assert "float8" in str(flash_ext.explain(*(t.to(torch.float8_e4m3fn) for t in (q, k, v))))
+
+
+def test_explain_says_what_runs_besides_kernels(monkeypatch):
+    q, k, v = make()
+    scattered = q.transpose(1, 3).contiguous().transpose(1, 3)
+    with flash_ext.use_path("reference"):
+        assert not flash_ext.explain(scattered, k, v).notes
+    assert flash_ext.explain(q, k[:, :0], v[:, :0]).notes == ("no kernel runs: there are no keys",)
+    assert flash_ext.explain(scattered[:, :0], k, v).notes == ("no kernel runs: there are no queries",)
+
+    def hopper(call, table, can_run, row_name, path):
+        path = "simt" if call.pass_ == Pass.DBIAS else "sm90"
+        return Choice(path, 0, f"{call.pass_.name.lower()} {path}", "")
+
+    monkeypatch.setattr("flash_ext.plan.choose", hopper)
+    monkeypatch.setattr("flash_ext.jit.is_ready", lambda *_: True)
+    bias = torch.zeros(5, 7, requires_grad=True)
+    note = "computed in a pass of its own, by path simt, kernel 'dbias simt'"
+    (said,) = flash_ext.explain(q, k, v, attn_bias=bias).notes
+    assert "added up by the backward kernel" in said and said.endswith(note)
+    said = flash_ext.explain(q, k, v, attn_bias=bias, deterministic=True).notes
+    assert said == (f"the gradient of attn_bias is {note}",)
+    assert not flash_ext.explain(q, k, v, attn_bias=bias.detach()).notes
+    said = flash_ext.explain(q.new_zeros(2, 5, 4, 17)[..., 1:], k, v).notes
+    assert said == ("q is copied: its strides are not multiples of 16 bytes, or 0 along the sequence",)
+
+
+def test_explain_says_what_is_copied_for_the_backward_pass(monkeypatch):
+    def choose(call, table, can_run, row_name, path):
+        return Choice("sm80" if call.pass_ == Pass.FWD else "sm90", 0, "", "")
+
+    q, k, v = make()
+    monkeypatch.setattr("flash_ext.plan.choose", choose)
+    monkeypatch.setattr("flash_ext.jit.is_ready", lambda *_: True)
+    (said,) = flash_ext.explain(q, k.new_zeros(2, 7, 2, 17)[..., 1:], v).notes
+    assert said.startswith("k is copied for the backward pass: its strides")
+
+
+def test_explain_refuses_what_the_call_refuses():
+    q, k, v = make()
+    q8, k8, v8 = (t.to(torch.float8_e4m3fn) for t in (q, k, v))
+    with pytest.raises(ValueError, match="float8 must not require a gradient"):
+        flash_ext.explain(q8.requires_grad_(), k8, v8)
+    with pytest.raises(TypeError, match="cu_seqlens_q must be an int32 tensor where"):
+        flash_ext.explain(q[0], k[0], v[0], cu_seqlens_k=int32(0, 7))
+    with pytest.raises(NotImplementedError, match="q is on device meta"):
+        flash_ext.explain(*(t.to("meta") for t in (q, k, v)))
 
 
 def test_explain_under_autocast_converts_nothing():
