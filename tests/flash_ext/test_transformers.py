@@ -53,6 +53,38 @@ def test_masks_hold_everything(layer):
     assert torch.allclose(out, expected, atol=1e-5)
 
 
+def test_packed_sequences_do_not_see_each_other(layer):
+    q, k, v = (torch.randn(1, heads, 9, 16) for heads in (4, 2, 2))
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+    lengths = {"cu_seq_lens_q": cu, "cu_seq_lens_k": cu, "max_length_q": 5, "max_length_k": 5}
+    for window in (None, 2):
+        parts = [
+            attention_forward(layer, *(t[:, :, s] for t in (q, k, v)), None, scaling=0.3, sliding_window=window)[0]
+            for s in (slice(4), slice(4, 9))
+        ]
+        out, _ = attention_forward(layer, q, k, v, None, scaling=0.3, sliding_window=window, **lengths)
+        assert out.shape == (1, 9, 4, 16) and torch.allclose(out, torch.cat(parts, 1), atol=1e-6)
+    out, _ = attention_forward(layer, q, k, v, None, scaling=0.3, cu_seq_lens_q=cu, cu_seq_lens_k=cu)
+    causal = torch.ones(1, 1, 9, 9).tril().bool()
+    for mask in (causal, torch.zeros(causal.shape).masked_fill(~causal, torch.finfo(torch.float32).min)):
+        masked, _ = attention_forward(layer, q, k, v, mask, scaling=0.3, **lengths)
+        assert torch.allclose(masked, out, atol=1e-6)
+
+
+def test_what_is_not_served_is_refused(layer):
+    q, k, v = make()
+    for name in ("head_mask", "position_bias"):
+        with pytest.raises(NotImplementedError, match=name):
+            attention_forward(layer, q, k, v, None, **{name: torch.zeros(1)})
+    cu = torch.tensor([0, 6], dtype=torch.int32)
+    with pytest.raises(ValueError, match="cu_seq_lens_q and cu_seq_lens_k"):
+        attention_forward(layer, q, k, v, None, cu_seq_lens_q=cu)
+    with pytest.raises(NotImplementedError, match="batch of 1, got 2"):
+        mask = torch.ones(2, 1, 6, 9).bool()
+        attention_forward(layer, q, k, v, mask, cu_seq_lens_q=cu, cu_seq_lens_k=cu)
+    attention_forward(layer, q, k, v, None, position_ids=torch.arange(6), use_cache=False)  # these change nothing
+
+
 def test_dropout_only_in_training(layer):
     q, k, v = make()
     plain = attention_forward(layer, q, k, v, None)[0]
