@@ -23,7 +23,8 @@ import shutil
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -67,7 +68,7 @@ def cuda_flags() -> list[str]:
 
     torch's own choice knows sm_90 but not sm_90a, in which every wgmma kernel would be empty.
     """
-    _use_toolkit()
+    importlib.import_module("torch.utils.cpp_extension").CUDA_HOME = str(_toolkit().root)
     return [*_build.nvcc_flags(), *_build.gencode(_build.architectures(_capabilities()))]
 
 
@@ -77,34 +78,55 @@ def _capabilities() -> list[tuple[int, int]]:
     return [torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())]
 
 
-def _use_toolkit() -> _build.Toolkit:
+def _toolkit() -> _build.Toolkit:
     if torch.version.cuda is None:
         raise BuildError(f"torch {torch.__version__} is a CPU-only build. Install a CUDA build of torch.")
-    toolkit = _build.find_toolkit(torch.version.cuda)
+    toolkit = _find_toolkit(torch.version.cuda, *map(os.environ.get, ("CUDA_HOME", "CUDA_PATH", "PATH")))
     if toolkit is None:
         raise BuildError("No CUDA toolkit (nvcc, cuda_runtime_api.h) was found. Install one, or set CUDA_HOME to it.")
-    _cpp_extension().CUDA_HOME = str(toolkit.root)
     return toolkit
 
 
-def _cpp_extension() -> Any:
-    beside = Path(sys.executable).parent
-    if shutil.which("ninja") is None and (beside / "ninja").is_file():  # a virtual environment that was not activated
-        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
-    if shutil.which("ninja") is None:
+@functools.cache  # it runs nvcc
+def _find_toolkit(torch_cuda: str, *environment: str | None) -> _build.Toolkit | None:
+    return _build.find_toolkit(torch_cuda)
+
+
+def _ninja() -> str:
+    """Also that of a virtual environment that was not activated."""
+    path = shutil.which("ninja") or shutil.which("ninja", path=Path(sys.executable).parent)
+    if path is None:
         raise BuildError("ninja is not on PATH. Install it: pip install ninja")
-    if torch.version.cuda and (toolkit := _build.find_toolkit(torch.version.cuda)):
-        # torch's own guess is the folder above the nvcc on PATH, which for a wrapper script has no headers.
-        os.environ["CUDA_HOME"] = str(toolkit.root)
-    return importlib.import_module("torch.utils.cpp_extension")
+    return path
 
 
-def _compile(name: str, **options: Any) -> Any:
+def _compile(name: str, toolkit: _build.Toolkit | None = None, **options: Any) -> Any:
     checkout = hashlib.sha256(str(_build.CSRC).encode()).hexdigest()[:8]  # two source trees do not share a cache entry
+    with _tools(toolkit) as cpp_extension:
+        try:
+            return cpp_extension.load(name=f"flash_ext_{checkout}_{name}", **options)
+        except RuntimeError as error:
+            raise BuildError(f"{name} did not compile: {error}") from error
+
+
+@contextmanager
+def _tools(toolkit: _build.Toolkit | None) -> Iterator[ModuleType]:
+    """torch.utils.cpp_extension with ninja on PATH and with this toolkit; for the user everything stays as it was."""
+    path = os.environ.get("PATH")
+    os.environ["PATH"] = os.pathsep.join([*([path] if path else []), str(Path(_ninja()).parent)])
+    cpp_extension = importlib.import_module("torch.utils.cpp_extension")
+    cuda_home = cpp_extension.CUDA_HOME
+    if toolkit is not None:
+        # torch's own guess is the folder above the nvcc on PATH, which for a wrapper script has no headers.
+        cpp_extension.CUDA_HOME = str(toolkit.root)
     try:
-        return _cpp_extension().load(name=f"flash_ext_{checkout}_{name}", **options)
-    except RuntimeError as error:
-        raise BuildError(f"{name} did not compile: {error}") from error
+        yield cpp_extension
+    finally:
+        cpp_extension.CUDA_HOME = cuda_home
+        if path is None:
+            del os.environ["PATH"]
+        else:
+            os.environ["PATH"] = path
 
 
 # ---- the extension ---------------------------------------------------------------------------------------------------
@@ -221,7 +243,7 @@ def _why_no_jit() -> str | None:
     if os.environ.get("FLASH_EXT_JIT") == "0":
         return "FLASH_EXT_JIT=0 forbids compiling it now."
     try:
-        _use_toolkit()
+        _toolkit(), _ninja()
     except BuildError as error:
         return str(error)
     return None
@@ -233,7 +255,7 @@ def _sources_of(row: int) -> list[Path]:
 
 
 def _compile_row(row: int) -> str:
-    name, toolkit, kernels = extension().row_name(row), _use_toolkit(), _sources_of(row)
+    name, toolkit, kernels = extension().row_name(row), _toolkit(), _sources_of(row)
     wanted = _build.architectures(_capabilities())
     archs = _build.archs_of(kernels[0], wanted)
     if not archs:
@@ -244,6 +266,7 @@ def _compile_row(row: int) -> str:
     unique = ["-fno-gnu-unique"] if "clang" not in os.environ.get("CXX", "") else []
     return _compile(
         f"row{row}_{'_'.join(archs).replace('+', '_')}",
+        toolkit,
         sources=[str(_build.CSRC / "variant.cpp"), *map(str, kernels)],
         extra_cflags=[*cflags(), *own, *unique],
         extra_cuda_cflags=[*_build.nvcc_flags(), *_build.gencode(archs), *own, *(f"-Xcompiler={f}" for f in unique)],

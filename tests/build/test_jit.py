@@ -102,6 +102,34 @@ def test_flags_and_sources_for_torch_cpp_extension(monkeypatch):
     assert any(path.endswith("binding.cpp") for path in jit.sources())
 
 
+def test_compiling_leaves_the_environment_alone(monkeypatch, tmp_path):
+    """ninja of a virtual environment that was not activated, and the toolkit, are found for the compilation alone."""
+    from torch.utils import cpp_extension
+
+    ninja = tmp_path / "ninja"
+    ninja.touch(mode=0o755)
+    toolkit = _build.Toolkit(tmp_path, (13, 0))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    seen = {}
+
+    def load(name, **_):
+        seen[name] = (shutil.which("ninja"), cpp_extension.CUDA_HOME)
+
+    monkeypatch.setattr(cpp_extension, "load", load)
+    for path in ("/nowhere", None):
+        monkeypatch.setenv("PATH", path) if path else monkeypatch.delenv("PATH")
+        before = dict(os.environ), cpp_extension.CUDA_HOME
+        jit._compile("row", toolkit)
+        assert (dict(os.environ), cpp_extension.CUDA_HOME) == before
+        found = [(str(ninja), str(tmp_path))]
+        assert list(seen.values()) == found or path is None  # then `which` looks in the system's folders
+        seen.clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    ninja.unlink()
+    with pytest.raises(_build.BuildError, match="pip install ninja"):
+        jit._compile("row", toolkit)
+
+
 @pytest.mark.parametrize("name", ["fwd_sm90_d64", "fwd_sm90_fp8_d64", "bwd_sm90_d64", "bwd_sm90_d192"])
 def test_hopper_files_compile_for_older_gpus(name, tmp_path):
     """torch's load compiles every file for all architectures: only what the kernels' guards leave out may need sm_90."""
