@@ -24,11 +24,13 @@ from .call import (
     Scalars,
     canonical,
     check_call,
+    check_kind,
     check_lengths,
     check_starts,
     lse_shape,
 )
 from .extension import _C, current_path
+from .numeric import integer
 from .plan import Plan, copied, plan_for
 
 _LARGEST = 448.0  # e4m3
@@ -56,7 +58,7 @@ def quantize_fp8(
     Args:
         x: (batch, seqlen, num_heads, head_dim), or packed (total, num_heads, head_dim) with ``cu_seqlens``.
         num_heads_kv: for q with grouped heads: heads of k, whose groups of q heads share a scale; None: num_heads.
-        cu_seqlens: (batch + 1,) int32: where each packed sequence begins.
+        cu_seqlens: (batch + 1,) int32: where each packed sequence begins. Rows past the last entry count for no scale.
         hadamard: multiply x with a fixed orthogonal matrix first (random signs, then a Hadamard matrix, in blocks of
             the largest power of two that divides head_dim). Done to both q and k it changes no score, and spreads
             outliers of single columns over all of them, where they cost the others less accuracy. Not for v.
@@ -64,6 +66,8 @@ def quantize_fp8(
     Returns:
         x8 of x's shape, and descale (batch, num_heads_kv) float32, as ``forward`` takes them.
     """
+    if isinstance(x, Tensor):
+        check_kind("x", x)
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != (4 if cu_seqlens is None else 3):
         got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(
@@ -71,8 +75,8 @@ def quantize_fp8(
             f"head_dim) with cu_seqlens; got {got}"
         )
     num_heads = x.shape[-2]
-    num_heads_kv = num_heads if num_heads_kv is None else num_heads_kv
-    if not isinstance(num_heads_kv, (int, torch.SymInt)) or num_heads_kv < 1 or num_heads % num_heads_kv:
+    num_heads_kv = num_heads if num_heads_kv is None else integer("num_heads_kv", num_heads_kv)
+    if num_heads_kv < 1 or num_heads % num_heads_kv:
         raise ValueError(f"num_heads_kv must be an int that divides x's {num_heads} heads, got {num_heads_kv!r}")
     if x.shape[-1] == 0:
         raise ValueError(f"x must have a head_dim of at least 1, got shape {tuple(x.shape)}")
@@ -86,20 +90,20 @@ def quantize_fp8(
     if cu_seqlens is None:
         descale = largest.amax(1) if x.shape[1] else largest.new_zeros(x.shape[0], num_heads_kv)
     else:
-        batch = cu_seqlens.numel() - 1
-        descale = largest.new_zeros(batch, num_heads_kv)
-        if batch:
-            segment = _segment_of_rows(x.shape[0], cu_seqlens)[:, None].expand(-1, num_heads_kv)
-            descale = descale.scatter_reduce(0, segment, largest, "amax")
-    descale = (descale / _LARGEST).where(descale > 0, 1.0)
+        segment = _segment_of_rows(x.shape[0], cu_seqlens)[:, None].expand(-1, num_heads_kv)
+        descale = largest.new_zeros(cu_seqlens.numel(), num_heads_kv)  # the last: of rows that belong to none
+        descale = descale.scatter_reduce(0, segment, largest, "amax")[:-1]
+    # Not below what float32 holds with all its bits, so that nothing is divided by a rounded scale, or by 0.
+    descale = (descale / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny).where(descale > 0, 1.0)
     return (groups / _of_rows(descale, x, cu_seqlens)[..., None, None]).flatten(-3, -2).to(FLOAT8), descale
 
 
 def _rotated(x: Tensor) -> Tensor:
     """x times a fixed orthogonal matrix: signs, then Hadamard matrices of order 2**n on the diagonal."""
     head_dim = x.shape[-1]
-    signs = torch.randint(0, 2, (head_dim,), generator=torch.Generator().manual_seed(head_dim)) * 2 - 1
-    x = x * signs.to(x)
+    bits = torch.arange(1, head_dim + 1, device=x.device) * 0x9E3779B1  # a hash: compilers and vmap refuse generators
+    bits = ((bits ^ (bits >> 15)) & 0x7FFFFFFF) * 0x85EBCA77
+    x = x * ((bits >> 28 & 1) * 2 - 1)
     order, step = head_dim & -head_dim, 1
     while step < order:
         pairs = x.unflatten(-1, (-1, 2, step))
@@ -109,19 +113,17 @@ def _rotated(x: Tensor) -> Tensor:
 
 
 def _segment_of_rows(total: int, cu_seqlens: Tensor) -> Tensor:
-    """(total,): the packed sequence that a row belongs to; the last one for rows behind it."""
+    """(total,): the packed sequence that a row belongs to; batch for rows past the last one."""
     rows = torch.arange(total, device=cu_seqlens.device, dtype=torch.int32)
-    segment = torch.bucketize(rows, cu_seqlens[1:].contiguous(), right=True)
-    return segment.clamp(max=max(cu_seqlens.numel() - 2, 0))
+    return torch.bucketize(rows, cu_seqlens[1:].contiguous(), right=True)
 
 
 def _of_rows(descale: Tensor, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     """descale (batch, heads) for every row of x: (batch, 1, heads) or (total, heads)."""
     if cu_seqlens is None:
         return descale[:, None]
-    if descale.shape[0] == 0:  # rows, but no sequence
-        return descale.new_ones(x.shape[0], descale.shape[1])
-    return descale[_segment_of_rows(x.shape[0], cu_seqlens)]
+    of_none = descale.new_ones(1, descale.shape[1])
+    return torch.cat([descale, of_none])[_segment_of_rows(x.shape[0], cu_seqlens)]
 
 
 def dequantise(tensors: Sequence[Tensor], descales: Sequence[Tensor | None], extras: Extras) -> list[Tensor]:

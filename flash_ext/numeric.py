@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor
@@ -35,9 +36,9 @@ def _is_one(value: object, conversion: str) -> bool:
     return hasattr(value, conversion) and not hasattr(value, "__len__")
 
 
-def _integer(name: str, value: int) -> int:
+def integer(name: str, value: int) -> int:
     if isinstance(value, (int, torch.SymInt)):
-        return value
+        return int(value) if isinstance(value, bool) else value
     if isinstance(value, float) and value.is_integer():
         return int(value)  # the cache of checked calls takes it for the int that it equals
     if isinstance(value, (Tensor, float)) or not hasattr(value, "__index__"):
@@ -47,7 +48,7 @@ def _integer(name: str, value: int) -> int:
 
 
 def length(name: str, value: int) -> int:
-    value = _integer(name, value)
+    value = integer(name, value)
     if value < 0 or value > _UNBOUNDED:
         raise ValueError(f"{name} must be in 0 ... 2**31 - 1, got {value}")
     return value
@@ -55,10 +56,10 @@ def length(name: str, value: int) -> int:
 
 def window(window_size: tuple[int, int]) -> tuple[int, int]:
     try:
-        left, right = window_size
+        left, right = None if isinstance(window_size, (Set, Mapping)) else window_size
     except (TypeError, ValueError):
         raise TypeError(f"window_size must be a pair of ints (left, right), got {window_size!r}") from None
-    left, right = _integer("window_size", left), _integer("window_size", right)
+    left, right = integer("window_size", left), integer("window_size", right)
     if left < -1 or right < -1:
         raise ValueError(f"window_size must be ints of at least 0, or -1 for unbounded; got {window_size!r}")
     return min(left, _UNBOUNDED), min(right, _UNBOUNDED)

@@ -40,18 +40,30 @@ def test_groups_of_heads_share_a_scale():
 
 
 def test_packed_sequences_have_scales_of_their_own():
-    x, cu = make(12, 2, 32), torch.tensor([0, 5, 5, 10], dtype=torch.int32)
-    x[5:10] *= 50
-    _, descale = flash_ext.quantize_fp8(x, cu_seqlens=cu)
-    assert torch.allclose(descale[0], x[:5].abs().amax((0, 2)) / 448)
-    assert torch.equal(descale[1], torch.ones(2))  # no rows
-    assert (descale[2] >= x[5:10].abs().amax((0, 2)) / 448).all()  # rows behind the last sequence count with it
+    cu = torch.tensor([0, 5, 5, 10], dtype=torch.int32)
+    for rest in (1.0, 1e4, math.nan):  # rows that belong to no sequence count for no scale
+        x = make(12, 2, 32)
+        x[5:10] *= 50
+        x[10:] *= rest
+        x8, descale = flash_ext.quantize_fp8(x, cu_seqlens=cu)
+        assert torch.allclose(descale[0], x[:5].abs().amax((0, 2)) / 448)
+        assert torch.equal(descale[1], torch.ones(2))  # no rows
+        assert torch.allclose(descale[2], x[5:10].abs().amax((0, 2)) / 448)
+        assert torch.allclose(x8[5:10].float() * descale[2][:, None], x[5:10], rtol=0.07, atol=0.1)
 
 
 def test_zeros_and_no_rows():
     for x in (torch.zeros(2, 3, 2, 32), torch.zeros(2, 0, 2, 32)):
         x8, descale = flash_ext.quantize_fp8(x)
         assert x8.shape == x.shape and torch.equal(descale, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize("largest", [1e-45, 1e-43, 1e-38, 5e-36])
+def test_scales_of_tiny_numbers_are_no_zeros(largest: float):
+    x = torch.full((1, 2, 1, 32), largest)
+    x8, descale = flash_ext.quantize_fp8(x)
+    assert descale.item() >= torch.finfo(torch.float32).tiny
+    assert ((back(x8, descale) - x).abs() <= 2**-4 * x + 2**-10 * descale).all()
 
 
 def test_rows_of_no_sequence():
@@ -67,6 +79,21 @@ def test_rotation_is_orthogonal(head_dim: int):
     rotation = _rotated(torch.eye(head_dim))
     assert torch.allclose(rotation @ rotation.T, torch.eye(head_dim), atol=1e-5)
     assert rotation.abs().max() <= (head_dim & -head_dim) ** -0.5 + 1e-6
+
+
+def test_quantising_is_compiled_and_mapped():
+    x = make(2, 9, 2, 32)
+
+    def quantise(x):
+        return flash_ext.quantize_fp8(x, hadamard=True)
+
+    whole = quantise(x)
+    compiled = torch.compile(quantise, fullgraph=True, backend="aot_eager")(x)
+    mapped = torch.func.vmap(quantise)(x[:, None])
+    for other in (compiled, (t[:, 0] for t in mapped)):
+        assert all(torch.equal(a.float(), b.float()) for a, b in zip(other, whole, strict=True))
+    with torch.device("meta"):
+        assert torch.equal(quantise(x)[1], whole[1])
 
 
 def test_rotation_helps_against_outliers():
