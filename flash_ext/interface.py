@@ -185,8 +185,11 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
     nothing = total == 0
     total = total.masked_fill(nothing, 1.0)
     lse = (top + torch.log(total)).masked_fill(nothing, -math.inf)
-    share_a, share_b = ((w / total).transpose(-1, -2)[..., None] for w in (weight_a, weight_b))
-    return (share_a * out_a + share_b * out_b).to(out_a.dtype), lse
+    parts = []
+    for out, weight in ((out_a, weight_a), (out_b, weight_b)):
+        share = (weight / total).transpose(-1, -2)[..., None]
+        parts.append(share * out.masked_fill(share == 0, 0.0))  # not 0 * NaN where there were no keys
+    return (parts[0] + parts[1]).to(out_a.dtype), lse
 
 
 # ---- one way for every call ------------------------------------------------------------------------------------------

@@ -228,6 +228,8 @@ def test_merge_states():
         assert torch.allclose(merged[0], out) and torch.allclose(merged[1], lse)
     merged = flash_ext.merge_states(nothing, never, nothing, never)
     assert (merged[0] == 0).all() and (merged[1] == -math.inf).all()
+    merged = flash_ext.merge_states(out, lse, torch.full_like(out, math.nan), never)
+    assert torch.allclose(merged[0], out) and torch.allclose(merged[1], lse)
     huge = flash_ext.merge_states(out, lse + 1e4, out, lse + 1e4)
     assert torch.allclose(huge[0], out, atol=1e-6) and torch.allclose(huge[1], lse + 1e4 + math.log(2), rtol=1e-6)
 
