@@ -1,6 +1,7 @@
 """A wheel built in isolation, as pip does by default: against this environment's torch, with the sources for the JIT inside."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -63,3 +64,19 @@ print(flash_ext.__file__)
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     result = subprocess.run([sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True)
     assert result.stdout.startswith(str(tmp_path)), result.stderr
+
+
+def test_an_editable_install_is_found_beside_the_clone(tmp_path):
+    """Where Python runs beside the clone, its folder is a candidate for the import too: only sys.path comes before that."""
+    clone = tmp_path / "flash_ext"
+    (clone / "flash_ext").mkdir(parents=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements-dev.txt"):
+        shutil.copy(ROOT / name, clone)
+    (clone / "flash_ext" / "__init__.py").write_text("is_package = True")
+    script = "from setuptools.build_meta import build_editable; build_editable('wheel')"
+    subprocess.run([sys.executable, "-c", script], cwd=clone, check=True, capture_output=True)
+    (path,) = (clone / "wheel").glob("*.whl")
+    site = tmp_path / "site"
+    zipfile.ZipFile(path).extractall(site)
+    script = f"import site; site.addsitedir({str(site)!r}); import flash_ext; assert flash_ext.is_package"
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
