@@ -130,7 +130,8 @@ def normalise_window(causal: bool, window_size: Sequence[int], seqlen_q: int, se
     return left, right
 
 
-def _capability_needed(arch: Arch, capability: tuple[int, int]) -> str | None:
+def capability_needed(arch: Arch, capability: tuple[int, int]) -> str | None:
+    """What a GPU lacks for this path, None if nothing."""
     if arch == Arch.SM90 and capability[0] != 9:
         return f"needs compute capability 9.x, the device has {capability[0]}.{capability[1]}"
     if arch == Arch.SM80 and capability < (8, 0):
@@ -191,7 +192,7 @@ def choose(
     for name, arch in CUDA_PATHS.items():
         if path not in (None, name):
             continue
-        why = _capability_needed(arch, call.capability)
+        why = capability_needed(arch, call.capability)
         if why is None and arch == Arch.SM90 and not call.aligned:
             why = "needs head_dim in multiples of 16 bytes (8 numbers in 16 bit) for the copy engine"
         if why is None:

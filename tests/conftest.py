@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flash_ext
-from flash_ext.dispatch import CUDA_PATHS
+from flash_ext.dispatch import CUDA_PATHS, capability_needed
 from flash_ext.testing import device_of
 
 CPU_PATHS = ("reference", "cpu")
@@ -24,6 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(params=PATHS)
 def path(request: pytest.FixtureRequest):
     """Every path in turn, in use for the length of the test."""
+    if request.param in GPU_PATHS:
+        arch, capability = CUDA_PATHS[request.param], torch.cuda.get_device_capability()
+        if why := capability_needed(arch, capability):
+            pytest.skip(why)
     with flash_ext.use_path(request.param):
         yield request.param
 

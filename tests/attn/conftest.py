@@ -23,9 +23,11 @@ def close(dtype: torch.dtype):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call():
-    """A path may leave a call to another one."""
+def pytest_runtest_call(item: pytest.Item):
+    """Hopper's path may leave a call to another one: a head_dim that is no multiple of 8."""
     try:
         return (yield)
     except NotImplementedError as error:
+        if item.funcargs.get("path") != "sm90":
+            raise
         pytest.skip(str(error))
