@@ -18,7 +18,9 @@ from .float8 import attend as attend_float8
 from .ops import autocast_dtype, cast_for_autocast, fwd_operator
 from .plan import NO_EXTRAS, Plan, remember
 
-_plans: dict[bytes, Plan] = {}  # calls that were checked before
+# Calls that were checked before and that need more than kernels, by the key of ``_C.eager``. Those that need no more C++
+# itself remembers (``_C.remember``); operators, which see checked arguments alone, have theirs in ``plan_for``.
+_plans: dict[bytes, Plan] = {}
 
 
 def forward(
@@ -46,8 +48,9 @@ def forward(
     Args:
         q: (batch, seqlen_q, num_heads, head_dim); float32, float16, bfloat16, or float8_e4m3fn.
         k: (batch, seqlen_k, num_heads_kv, head_dim); num_heads is a multiple of num_heads_kv.
-        v: (batch, seqlen_k, num_heads_kv, head_dim_v). Any strides; those with a contiguous last dimension cost no
-            copy.
+        v: (batch, seqlen_k, num_heads_kv, head_dim_v). Any strides. Where the last dimension is contiguous they cost
+            no copy; on Hopper base and strides must be multiples of 16 bytes too, and no row be expanded along the
+            sequence. ``explain`` says what is copied.
         causal: query i sees keys up to i + seqlen_k - seqlen_q (aligned to the bottom right).
         softmax_scale: factor of the scores; None: head_dim ** -0.5.
         window_size: (left, right): query i sees keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q +
@@ -69,7 +72,8 @@ def forward(
     Returns:
         out (batch, seqlen_q, num_heads, head_dim_v) in q's dtype, or (out, lse) with lse (batch, num_heads, seqlen_q)
         float32, the natural logarithm of the softmax's denominator; both are differentiable. A row that sees no key
-        has out 0 and lse -inf (with sinks: the sink).
+        has out 0 and lse -inf (with sinks: the sink). Where out alone is asked for and no gradient, its storage also
+        holds the lse behind it (an allocation less): ``out.clone()`` where storages are saved or counted.
 
     Raises:
         TypeError, ValueError, NotImplementedError: an argument that cannot be served, before anything runs.
