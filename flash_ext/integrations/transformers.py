@@ -56,6 +56,8 @@ def attention_forward(
         "sinks": s_aux,
         "dropout_p": dropout if module.training else 0.0,
     }
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1 (a query sees itself), or None; got {sliding_window}")
     if options["causal"] and sliding_window is not None:
         options["window_size"] = (sliding_window - 1, 0)
     q, k, v = (t.transpose(1, 2) for t in (query, key, value))
@@ -70,9 +72,12 @@ def attention_forward(
 
 
 def _bias(mask: Tensor, dtype: torch.dtype, cu_q: Tensor | None, cu_k: Tensor | None) -> Tensor:
-    """The mask as what is added to the scores, with -inf between packed sequences."""
+    """The mask as what is added to the scores, with -inf between packed sequences and for the lowest number, which masks
+    in transformers: rows of padding then see nothing instead of an average."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, float("-inf"))
+    else:
+        mask = mask.masked_fill(mask <= torch.finfo(mask.dtype).min / 2, float("-inf"))
     if cu_q is None:
         return mask
     if mask.shape[0] != 1:

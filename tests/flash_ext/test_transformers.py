@@ -53,6 +53,21 @@ def test_masks_hold_everything(layer):
     assert torch.allclose(out, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_padding_have_no_gradient(layer, dtype):
+    """Every key of theirs is masked by the lowest number, beside which float32 holds no log of how many they are."""
+    q, k, v = (torch.randn(1, 2, 40, 16, dtype=dtype, requires_grad=True) for _ in range(3))
+    masked = ~torch.ones(40, 40).tril().bool()
+    masked[:, :16] = True  # padding on the left
+    mask = torch.zeros(1, 1, 40, 40, dtype=dtype).masked_fill(masked, torch.finfo(dtype).min)
+    out, _ = attention_forward(layer, q, k, v, mask)
+    assert (out[:, :16] == 0).all()
+    out.sum().backward()
+    assert (v.grad[:, :, :16] == 0).all() and torch.allclose(
+        v.grad.float().sum(), torch.tensor(2 * 24 * 16.0), rtol=1e-2
+    )
+
+
 def test_packed_sequences_do_not_see_each_other(layer):
     q, k, v = (torch.randn(1, heads, 9, 16) for heads in (4, 2, 2))
     cu = torch.tensor([0, 4, 9], dtype=torch.int32)
@@ -76,6 +91,8 @@ def test_what_is_not_served_is_refused(layer):
     for name in ("head_mask", "position_bias"):
         with pytest.raises(NotImplementedError, match=name):
             attention_forward(layer, q, k, v, None, **{name: torch.zeros(1)})
+    with pytest.raises(ValueError, match="sliding_window must be at least 1"):
+        attention_forward(layer, q, k, v, None, sliding_window=0)
     cu = torch.tensor([0, 6], dtype=torch.int32)
     with pytest.raises(ValueError, match="cu_seq_lens_q and cu_seq_lens_k"):
         attention_forward(layer, q, k, v, None, cu_seq_lens_q=cu)
