@@ -209,7 +209,9 @@ def load(row_or_key: int | Sequence[int]) -> int:
     table = module.instances()
     row = row_or_key
     if not isinstance(row, int):
-        key = tuple(int(x) for x in row_or_key)
+        if not isinstance(row, Sequence) or not all(isinstance(x, int) for x in row):
+            raise TypeError(f"row must be an int, or a key of eight of them; got {row!r}")
+        key = tuple(map(int, row))
         if key not in table:
             raise ValueError(f"key must be a row of the kernel table, got {key}")
         row = table.index(key)

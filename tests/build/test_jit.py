@@ -83,6 +83,9 @@ def test_a_row_that_does_not_exist_is_named():
         jit.load(len(rows))
     with pytest.raises(ValueError, match=r"key must be a row of the kernel table, got \(0, 0, 0, 1, 1, 0, 0, 0\)"):
         jit.load((0, 0, 0, 1, 1, 0, 0, 0))
+    for wrong in ("x", None, 1.5):
+        with pytest.raises(TypeError, match="row must be an int, or a key"):
+            jit.load(wrong)
 
 
 def test_jit_can_be_switched_off(monkeypatch):
