@@ -58,7 +58,9 @@ def forward(
         softcap: if positive, a scaled score s becomes softcap * tanh(s / softcap).
         alibi_slopes: (num_heads,) or (batch, num_heads): adds -slope * |i + seqlen_k - seqlen_q - j|. Not
             differentiable.
-        attn_bias: broadcastable to (batch, num_heads, seqlen_q, seqlen_k), added after scaling; -inf masks.
+        attn_bias: broadcastable to (batch, num_heads, seqlen_q, seqlen_k), added after scaling; -inf masks, a finite
+            number never does (but where a row's are all beyond +-1e4, float32 holds lse, and with it the row's
+            gradients, less exactly: mask with -inf).
             Differentiable; its gradient is cheapest where broadcast dimensions have size 1 rather than being expanded.
         sinks: (num_heads,): exp(sink) joins the softmax's denominator. Differentiable.
         dropout_p: probability in [0, 1) with which an entry of the softmax is dropped; random numbers from torch's
