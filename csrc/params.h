@@ -79,7 +79,7 @@ struct FwdParams : AttnParams {
   const float *q_descale = nullptr, *k_descale = nullptr, *v_descale = nullptr;
   int64_t q_descale_strides[2] = {0, 0}, k_descale_strides[2] = {0, 0}, v_descale_strides[2] = {0, 0};
   DType out_dtype = DType::kF32;  // FP8 only: kF16 or kBF16; elsewhere out has the dtype of q
-  void* workspace = nullptr;  // as many bytes as the row's workspace function asked for; not initialised
+  void* workspace = nullptr;      // as many bytes as the row's workspace function asked for; not initialised
 };
 
 struct BwdParams : AttnParams {
