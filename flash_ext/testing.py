@@ -9,6 +9,7 @@ relative above 1.
 
 from __future__ import annotations
 
+import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -280,7 +281,9 @@ def self_check_problems(device: str) -> Iterator[tuple[str, Problem]]:
         yield f"{name} packed", Problem(q[0, :100], k[0, :120], v[0, :120], lengths | {"causal": True})
 
 
-def main() -> int:
+def main(arguments: Sequence[str] = ()) -> int:
+    """Every path that this machine has, on all problems; a minute or two on a CPU."""
+    argparse.ArgumentParser(prog="python -m flash_ext.testing", description=main.__doc__).parse_args(arguments)
     bad = 0
     for path in available_paths():
         device = device_of(path)
@@ -301,4 +304,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
