@@ -17,6 +17,7 @@ from bench import results, table, timing
 from bench.cases import TOKENS, WIDTH, Case, Inputs, make_inputs, packed_lengths
 from bench.check import Checker
 from bench.libraries import Unsupported, prepare
+from flash_ext.call import lse_shape
 
 
 def load_extension(path: Path | None) -> ModuleType:
@@ -66,10 +67,9 @@ class RowCall:
         self.stream = torch.cuda.current_stream().cuda_stream if inputs.q.is_cuda else 0
         self.qkv = (inputs.q, inputs.k, inputs.v)
         rows = inputs.q.shape[:-2]
-        stats = (case.num_heads, rows[0]) if case.packed else (rows[0], case.num_heads, rows[1])
         device = inputs.q.device
         self.out = torch.empty(*rows, case.num_heads, case.head_dim_v, dtype=inputs.dout.dtype, device=device)
-        self.lse, self.delta = torch.empty(2, *stats, device=device)
+        self.lse, self.delta = torch.empty(2, *lse_shape(inputs.q), device=device)
         self.options = extension.Options()
         self.options.softmax_scale = case.head_dim**-0.5
         left, right = case.window_size

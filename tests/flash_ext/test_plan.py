@@ -76,7 +76,7 @@ def test_known_calls_give_what_new_ones_give():
         assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def test_known_calls_are_told_apart(monkeypatch):
+def test_known_calls_are_told_apart():
     """Whatever a user may write for an argument means the same the second time."""
     q = make(2, 9, 4, 16, grad=False)
     variants = (
