@@ -1,8 +1,6 @@
 // Host side of the FP8 forward.
 #pragma once
 
-#include <climits>
-
 #include "fp8_kernel.cuh"
 #include "fp8_transpose.cuh"
 #include "fwd_launch.cuh"
@@ -37,12 +35,12 @@ void launch_fp8(const FwdParams& p, Stream stream) {
   const int64_t tiles = set_order<Traits>(args);
   args.counter_slot = counter_slot(p.device, cuda_stream(stream));
   const int most_blocks = multiprocessors(p.device);
-  // A piece counts its rows from its own first one: the diagonal of a mask would move with them.
-  const bool splits = !args.packed && p.window_left < 0 && p.window_right < 0;
-  args.tail =
-      splits ? split_tail(args.num_tiles, int64_t(p.batch) * p.num_heads, p.seqlen_q, Traits::kWarpgroups, most_blocks)
-             : TileTail{INT_MAX, 0};
-  const int64_t pieces = splits ? args.tail.count() : tiles;
+  int64_t pieces = tiles;
+  if (may_split_tiles(args)) {
+    args.tail =
+        split_tail(args.num_tiles, int64_t(p.batch) * p.num_heads, p.seqlen_q, Traits::kWarpgroups, most_blocks);
+    pieces = args.tail.count();
+  }
   args.value_tiles = ValueTiles::of(p, Traits::kBlockN);
   // As many heads together as are worked on at a time.
   const int heads =

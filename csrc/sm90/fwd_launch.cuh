@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <climits>
 
 #include "counters.cuh"
 #include "fwd_kernel.cuh"
@@ -56,15 +55,18 @@ int64_t set_order(FwdArgs& a) {
   return a.num_tiles;
 }
 
-// Returns the number of tiles and pieces, whose rows count from their own first one: the diagonal of a mask would move
-// with them.
+// Rows of a piece count from its own first one: the diagonal of a mask would move with them.
+inline bool may_split_tiles(const FwdArgs& a) {
+  return !a.packed && a.params.window_left < 0 && a.params.window_right < 0;
+}
+
+// Returns the number of tiles and pieces.
 template <class Traits>
 int64_t set_even_tiles(FwdArgs& a, int64_t tiles) {
   const FwdParams& p = a.params;
-  a.tail = {INT_MAX, 0};
   a.even = {-1};
   constexpr int kWorthIt = 4096;  // shorter tiles gain nothing by it
-  if (a.packed || p.window_left >= 0 || p.window_right >= 0 || p.seqlen_k < kWorthIt) return tiles;
+  if (!may_split_tiles(a) || p.seqlen_k < kWorthIt) return tiles;
   a.even = EvenTiles::of(p.seqlen_q, Traits::kWarpgroups);
   if (a.even.tall < 0) return tiles;
   a.tail = split_tail(a.num_tiles, a.num_tiles, multiprocessors(p.device));

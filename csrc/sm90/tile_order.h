@@ -1,6 +1,8 @@
 // In which order the tiles of a call are worked on, and which blocks of keys a tile and its warpgroups visit.
 #pragma once
 
+#include <climits>
+
 #include "../attn/mask.h"
 #include "../attn/seqlen.h"
 
@@ -62,7 +64,7 @@ struct DenseOrder {
 
 // The last tiles of a call may be dealt out in two pieces, all first pieces before all second ones.
 struct TileTail {
-  int whole, split;  // tiles
+  int whole = INT_MAX, split = 0;  // tiles
 
   FLASH_HD constexpr int count() const { return whole + 2 * split; }
   FLASH_HD constexpr int tile(int index) const { return index < whole + split ? index : index - split; }
