@@ -1,11 +1,8 @@
 // One block of keys of an FP8 consumer warpgroup: S = Q K^T, P = softmax(S), O += P V, with S, P and O in registers.
 #pragma once
 
-#include "../ptx/fence.cuh"
 #include "fp8_epilogue.cuh"
 #include "fp8_general.cuh"
-#include "fp8_turn.cuh"
-#include "fp8_unit_loader.cuh"
 #include "fwd_consumer_pipeline.cuh"
 
 namespace flash::sm90 {
@@ -35,29 +32,6 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
         desc_q(ptx::Descriptor::of(s.q(0, w))),
         desc_k(ptx::Descriptor::of(s.k(0))),
         desc_v(ptx::NarrowDescriptor::of(s.v(0))) {}
-
-  // V of the thread block's first keys: nobody else could have turned it around by now. Each unit from the stages
-  // behind the first one to that.
-  __device__ __forceinline__ void prepare_first_values() const {
-    if constexpr (Traits::kTurnsFirst) {
-      const int part = threadIdx.x / 32 - 4;
-      if (part < Traits::kUnits) {
-        const Tile& t = tile();
-        const Strided& source = args.params.v;
-        const int key = (smem.work(0).blocks.end - 1) * kBlockN + part * kUnitKeys;
-        const int64_t offset = offset_of(source, args.packed ? 0 : t.batch, t.k0, key, t.head_kv);
-        const ValueUnit unit{0, part, t.seqlen_k - key, static_cast<const uint8_t*>(source.ptr) + offset};
-        const uint32_t raw = smem.v(1) + part * kUnitKeys * 128;
-        copy_unit<Traits>(args.params, unit, raw);
-        ptx::cp_async_commit_group();
-        ptx::cp_async_wait_group<0>();
-        __syncwarp();
-        turn_values(raw, smem.v(0) + part * kUnitKeys * Traits::kHeadDimV, Traits::kHeadDimV);
-        ptx::fence_proxy_async();  // the products read it, the copy engine overwrites both
-      }
-      ptx::bar_arrive(8, Traits::kConsumerWarps * 32 + 32);
-    }
-  }
 
   __device__ __forceinline__ void begin_tile() {
     scale = args.params.softmax_scale * Descales::of(args.params, tile()).qk;
@@ -121,9 +95,9 @@ class Fp8Block : protected FwdConsumerPipeline<Traits> {
   template <bool kMasked>
   __device__ __forceinline__ void step(int n_block, bool first_pv) {
     ptx::mbarrier_wait(smem.k_full(k.stage), k.parity);
-    ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);
     begin_turn();
     issue_qk();
+    ptx::mbarrier_wait(smem.v_full(v.stage), v.parity);  // under Q K^T: even where V is there it takes time to see it
     issue_pv(first_pv);
     end_turn();
     ptx::wgmma_wait_group<1>();

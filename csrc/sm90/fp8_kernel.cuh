@@ -5,6 +5,7 @@
 #include "../ptx/griddep.cuh"
 #include "../ptx/setmaxnreg.cuh"
 #include "fp8_block.cuh"
+#include "fp8_first_values.cuh"
 #include "fp8_transpose.cuh"
 #include "fp8_value_loader.cuh"
 #include "fwd_consumer.cuh"
@@ -28,12 +29,15 @@ __global__ void __launch_bounds__(Traits::kThreads, 1) fp8_kernel(const __grid_c
     if (warp == 0) {
       FwdProducer<Traits>(args, smem).run();
     } else if (warp == 1) {
+      wait_for_first_values<Traits>();
       Fp8ValueLoader<Traits>(args, smem).run();
     } else {
+      wait_for_first_claims<Traits>();
       Fp8Transposer<Traits>(args, smem, warp - 2).run();
     }
   } else {
     ptx::setmaxnreg_inc<Traits::kTile.consumer_registers>();
+    turn_first_values<Traits>(args, smem, warp / 4 - 1);
     FwdConsumer<Traits, Fp8Block<Traits>>(args, smem, warp / 4 - 1).run();
   }
 #endif

@@ -35,10 +35,7 @@ struct Fp8Traits {
   // A tile of V^T is made in jobs of so many units, claimed and reported as one: both take longer than to turn a unit.
   static constexpr int kUnits = kBlockN / kUnitKeys * kPanelsV, kJobUnits = kUnits % 4 == 0 ? 4 : kUnits;
   static constexpr int kJobs = kUnits / kJobUnits;
-  // V of a thread block's first keys is turned around by its consumers, who would wait for it: from the stages behind
-  // the first one to that. With larger heads the second V is as late.
-  static constexpr bool kTurnsFirst = kHeadDim <= 64 && !kTwoLevels;
-  static_assert(!kTurnsFirst || kUnits * kUnitKeys * 128 <= (kStages - 1) * kVBytes);
+  static_assert(kJobUnits <= 4, "a warpgroup takes a job at the kernel's start");
 
   static constexpr int kRegistersAtLaunch = 65536 / kThreads / 8 * 8;
   static_assert(kWarpgroups * kTile.consumer_registers + kTile.producer_registers <=
@@ -86,23 +83,33 @@ struct alignas(8) ValueUnit {
 };
 
 // Barriers are those of fwd_traits.cuh, where the value loader takes the producer's part at v_full and v_empty, waits
-// for tile_full and arrives once at tile_empty, and v_landed is not used; and named barrier 8, where the value loader
-// waits until the consumers have turned the first V around.
+// for tile_full and arrives once at tile_empty, and v_landed is not used; and named barriers of the kernel's start
+// (fp8_first_values.cuh): 4 + warpgroup between the warps of one, 8 until V's buffers are free for the value loader, 9
+// until the consumers have claimed and the transposers may.
 template <class Traits>
 struct Fp8Smem : FwdSmem<Traits> {
   using Base = FwdSmem<Traits>;
   static constexpr int kTransposers = Traits::kTransposers, kRawStages = Traits::kTile.raw_stages;
   static constexpr int kRawBytes = kUnitKeys * 128;
   static constexpr int kUnits = round_up(Base::kBytes, 16);  // (transposers, raw_stages) ValueUnit
-  static constexpr int kRaw = round_up(kUnits + kTransposers * kRawStages * int(sizeof(ValueUnit)), 1024);
+  static constexpr int kUnitBytes = kTransposers * kRawStages * int(sizeof(ValueUnit));
+  static constexpr int kFirstJobs = kUnits + kUnitBytes;  // (warpgroups) uint32_t
+  static constexpr int kRaw = round_up(kFirstJobs + 4 * Traits::kWarpgroups, 1024);
   static constexpr int kTurned = kRaw + kTransposers * kRawStages * kRawBytes;
-  static constexpr int kBytes = kTurned + kTransposers * kRawBytes;
+  static constexpr int kEnd = kTurned + kTransposers * kRawBytes;
+  // (consumer warps, 32, 128) bytes at the kernel's start: where V will be, or behind everything.
+  static constexpr int kFirstBytes = Traits::kConsumerWarps * kRawBytes;
+  static constexpr bool kFirstInV = kFirstBytes <= Traits::kStages * Traits::kVBytes;
+  static constexpr int kFirst = kFirstInV ? Base::kV : kEnd, kBytes = kFirstInV ? kEnd : kEnd + kFirstBytes;
   static_assert(kBytes <= 232448, "shared memory of a block");
 
   __device__ __forceinline__ explicit Fp8Smem(uint8_t* p) : Base(p) {}
 
   __device__ __forceinline__ ValueUnit& unit(int w, int stage) const {
     return reinterpret_cast<ValueUnit*>(Base::base + kUnits)[w * kRawStages + stage];
+  }
+  __device__ __forceinline__ uint32_t& first_job(int w) const {
+    return reinterpret_cast<uint32_t*>(Base::base + kFirstJobs)[w];
   }
   // (32, 128) bytes, in the 128-byte swizzle.
   __device__ __forceinline__ uint32_t raw(int w, int stage) const {

@@ -31,9 +31,10 @@ class Fp8Transposer : Fp8UnitLoader<Traits> {
       const int columns = min_of(Traits::kHeadDimV - unit.part % Traits::kPanelsV * 128, 128);
       turn_values(smem.raw(turner, stage), smem.turned(turner), columns);
       __syncwarp();
-      store(place(unit), columns * kUnitKeys);
+      store_unit(place_of<Traits>(args, unit), smem.base + Smem::kTurned + turner * Smem::kRawBytes,
+                 columns * kUnitKeys);
       __syncwarp();
-      if (lane == 0 && (unit.part + 1) % Traits::kJobUnits == 0) report(unit.tile);
+      if (lane == 0 && (unit.part + 1) % Traits::kJobUnits == 0) report_job(counters, unit.tile);
       if (++stage == Smem::kRawStages) stage = 0;
     }
     counters.template finish<Traits>();
@@ -43,32 +44,6 @@ class Fp8Transposer : Fp8UnitLoader<Traits> {
   using Units = Fp8UnitLoader<Traits>;
   using typename Units::Smem;
   using Units::args, Units::counters, Units::smem, Units::turner, Units::lane;
-
-  __device__ __forceinline__ uint8_t* place(const ValueUnit& unit) const {
-    return args.values + int64_t(unit.tile) * Traits::kVBytes +
-           (unit.part / Traits::kPanelsV * Traits::kHeadDimV + unit.part % Traits::kPanelsV * 128) * kUnitKeys;
-  }
-
-  // By one lane: a job of this tile is done.
-  __device__ __forceinline__ void report(int tile) const {
-    ptx::fence_proxy_async_global();
-    ptx::red_release(counters.ready() + tile, 1);
-  }
-
-  // Contiguous, shared to global memory.
-  __device__ __forceinline__ void store(uint8_t* out, int bytes) const {
-    const uint8_t* turned = smem.base + Smem::kTurned + turner * Smem::kRawBytes + lane * 16;
-    out += lane * 16;
-#pragma unroll
-    for (int i = 0; i < 4096; i += 1024) {
-      if (i >= bytes) break;
-      uint4 x[2];
-#pragma unroll
-      for (int j = 0; j < 2; j++) x[j] = *reinterpret_cast<const uint4*>(turned + i + j * 512);
-#pragma unroll
-      for (int j = 0; j < 2; j++) *reinterpret_cast<uint4*>(out + i + j * 512) = x[j];
-    }
-  }
 };
 
 }  // namespace flash::sm90

@@ -4,6 +4,7 @@
 
 #include "../ptx/acquire.cuh"
 #include "../ptx/cp_async.cuh"
+#include "../ptx/fence.cuh"
 #include "fp8_counters.cuh"
 
 namespace flash::sm90 {
@@ -46,6 +47,58 @@ __device__ __forceinline__ void copy_unit(const FwdParams& p, const ValueUnit& u
     ptx::cp_async_16((i % 2 == 0 ? to : (to ^ 64) + 512) + i / 2 * 1024, from, 4 * i < rows ? 16 : 0);
     from += 4 * p.v.row;
   }
+}
+
+// Units of a tile that are claimed and reported as one.
+struct ValueJob {
+  int tile, head_kv;
+  ValueTile keys;  // nobody's is done all the same: with wrong cu_seqlens somebody may wait for it
+};
+
+template <class Traits>
+__device__ __forceinline__ ValueJob find_job(const Fp8Args& args, uint32_t job) {
+  int head_kv, in_head;
+  args.value_jobs.decode(job / Traits::kJobs, args.params.num_heads_kv, head_kv, in_head);
+  const ValueTile keys = find_value_tile(args.params, args.tiles<Traits>(), in_head);
+  return {head_kv * int(args.value_tiles.per_head) + in_head, head_kv, keys};
+}
+
+// The i-th unit of the job with that number.
+template <class Traits>
+__device__ __forceinline__ ValueUnit find_unit(const Fp8Args& args, const ValueJob& found, uint32_t job, int i) {
+  const Strided& v = args.params.v;
+  const int part = job % Traits::kJobs * Traits::kJobUnits + i;
+  const int key = part / Traits::kPanelsV * kUnitKeys, column = part % Traits::kPanelsV * 128;
+  const int64_t offset = offset_of(v, args.packed ? 0 : found.keys.batch, found.keys.row, key, found.head_kv) + column;
+  return {found.tile, part, found.keys.keys - key, static_cast<const uint8_t*>(v.ptr) + offset};
+}
+
+template <class Traits>
+__device__ __forceinline__ uint8_t* place_of(const Fp8Args& args, const ValueUnit& unit) {
+  return args.values + int64_t(unit.tile) * Traits::kVBytes +
+         (unit.part / Traits::kPanelsV * Traits::kHeadDimV + unit.part % Traits::kPanelsV * 128) * kUnitKeys;
+}
+
+// By a warp: contiguous, from shared to global memory.
+__device__ __forceinline__ void store_unit(uint8_t* out, const uint8_t* turned, int bytes) {
+  const int lane = threadIdx.x % 32;
+  turned += lane * 16;
+  out += lane * 16;
+#pragma unroll
+  for (int i = 0; i < 4096; i += 1024) {
+    if (i >= bytes) break;
+    uint4 x[2];
+#pragma unroll
+    for (int j = 0; j < 2; j++) x[j] = *reinterpret_cast<const uint4*>(turned + i + j * 512);
+#pragma unroll
+    for (int j = 0; j < 2; j++) *reinterpret_cast<uint4*>(out + i + j * 512) = x[j];
+  }
+}
+
+// By one thread: a job of this tile is done.
+__device__ __forceinline__ void report_job(const Fp8Counters& counters, int tile) {
+  ptx::fence_proxy_async_global();
+  ptx::red_release(counters.ready() + tile, 1);
 }
 
 template <class Traits>
@@ -98,17 +151,9 @@ class Fp8UnitLoader {
       const uint32_t job = __shfl_sync(~0u, claimed, 0);
       if (job >= args.value_jobs.count) return {-1, 0, 0, nullptr};
       claim();
-      int head_kv, in_head;
-      args.value_jobs.decode(job / Traits::kJobs, args.params.num_heads_kv, head_kv, in_head);
-      const ValueTile found = find_value_tile(args.params, args.tiles<Traits>(), in_head);
-      const int tile = head_kv * int(args.value_tiles.per_head) + in_head;
-      if (found.batch < 0) {  // done all the same: with wrong cu_seqlens somebody may wait for it
-        if (lane == 0) ptx::red_release(counters.ready() + tile, 1);
-        continue;
-      }
-      const int part = job % Traits::kJobs * Traits::kJobUnits, key = part / Traits::kPanelsV * kUnitKeys;
-      const int64_t offset = offset_of(args.params.v, args.packed ? 0 : found.batch, found.row, key, head_kv);
-      return {tile, part, found.keys - key, static_cast<const uint8_t*>(args.params.v.ptr) + offset};
+      const ValueJob found = find_job<Traits>(args, job);
+      if (found.keys.batch >= 0) return find_unit<Traits>(args, found, job, 0);
+      if (lane == 0) report_job(counters, found.tile);
     }
   }
 };

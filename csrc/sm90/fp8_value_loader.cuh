@@ -24,16 +24,11 @@ class Fp8ValueLoader {
       const int first = work.tile.head_kv * int(args.value_tiles.per_head) +
                         args.tiles<Traits>().first(work.tile.batch, work.tile.k0);
       const int begin = first + work.blocks.begin;
-      int end = first + work.blocks.end;
+      const int end = first + work.blocks.end;
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(smem.tile_empty(slot.stage));
       slot.template advance<Fp8Smem<Traits>::kTileSlots>();
       if (!valid) break;
-      if (Traits::kTurnsFirst && is_first) {
-        hand_over_first();
-        end--;
-      }
-      is_first = false;
 #pragma unroll 1
       for (int index = end - 1; index >= begin; index--) load(index);
     }
@@ -46,16 +41,8 @@ class Fp8ValueLoader {
   const Fp8Smem<Traits> smem;
   const int lane;
   RingState v{1}, slot{0};
-  bool is_first = true;
   int looked_at = -1;
   uint32_t ready = 0;  // bit i: tile looked_at - i is
-
-  // The first V, which the consumers have turned around.
-  __device__ __forceinline__ void hand_over_first() {
-    ptx::bar_sync(8, Traits::kConsumerWarps * 32 + 32);
-    if (lane == 0) ptx::mbarrier_arrive(smem.v_full(0));
-    v.template advance<Traits::kStages>();
-  }
 
   __device__ __forceinline__ void load(int index) {
     wait_until_ready(index);

@@ -17,7 +17,6 @@ class FwdConsumer : Block {
     this->first_turn();
     wait_tile();
     if (!tile().valid()) return;
-    this->prepare_first_values();
     run_tiles();
   }
 

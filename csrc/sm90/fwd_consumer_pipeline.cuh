@@ -69,8 +69,6 @@ class FwdConsumerPipeline {
     }
   }
 
-  __device__ __forceinline__ void prepare_first_values() const {}  // FP8 turns them around
-
   // ---- turns
 
   __device__ __forceinline__ void first_turn() const {  // is warpgroup 0's
