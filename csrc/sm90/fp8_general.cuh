@@ -3,18 +3,9 @@
 #pragma once
 
 #include "fp8_traits.cuh"
+#include "tanh.cuh"
 
 namespace flash::sm90 {
-
-// tanh(x) = 1 - 2 / (1 + exp(2 x)); its absolute error of 1e-7 is what counts here. Two elements share one reciprocal;
-// the bound keeps their product finite, and beyond it tanh is 1.
-__device__ __forceinline__ void tanh_pair(float& x, float& y) {
-  const float a = 1.f + exp2_approx(fminf(2.f * kLog2e * x, 60.f));
-  const float b = 1.f + exp2_approx(fminf(2.f * kLog2e * y, 60.f));
-  const float minus_two = __fdividef(-2.f, a * b);
-  x = fmaf(minus_two, b, 1.f);
-  y = fmaf(minus_two, a, 1.f);
-}
 
 // From Q K^T to what softmax_factor() brings to log2 units. `scale` is softmax_scale and the descales.
 template <class Traits>
@@ -24,7 +15,7 @@ __device__ __forceinline__ void modify_scores(float (&acc_s)[Traits::kBlockN / 2
   for (int i = 0; i < Traits::kBlockN / 2; i++) acc_s[i] *= factor;
   if (p.softcap == 0.f) return;
 #pragma unroll
-  for (int i = 0; i < Traits::kBlockN / 2; i += 2) tanh_pair(acc_s[i], acc_s[i + 1]);
+  for (int i = 0; i < Traits::kBlockN / 2; i += 2) tanh_together<2>(acc_s + i, 2.f * kLog2e);
 }
 
 // Of the scores as the softmax gets them, to log2 units; positive. Plain variants scale nowhere else.
