@@ -129,7 +129,8 @@ def flash_attn_varlen_func(
             begins. Rows past the last entry belong to none: they are not read, and their gradients are 0. In out and
             lse, CUDA kernels leave them as they were allocated (writing them would cost every call a launch), so they
             may hold NaN: cut them off, or ``masked_fill`` them, before a matrix product.
-        max_seqlen_q, max_seqlen_k: rows of the longest sequence, or more.
+        max_seqlen_q, max_seqlen_k: rows of the longest sequence, or more. The exact number is fastest: all but the Hopper
+            forward launch blocks for so many rows of every sequence, and raise where that would be 2^31 blocks.
         seqused_k: (batch,) int32: how many keys of each sequence exist; None: all.
         attn_bias: broadcastable to (batch, num_heads, max_seqlen_q, max_seqlen_k), counted from each sequence's start.
         block_table: not supported yet.
