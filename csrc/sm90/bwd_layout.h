@@ -110,6 +110,15 @@ struct BwdOrder {
   FLASH_HD int64_t count() const { return int64_t(n_blocks) * heads; }
 };
 
+// Buffers for parts of a tile, in a ring: each step has kParts parts, one after the other.
+template <int kParts_, int kPlaces_>
+struct PartRing {
+  static constexpr int kParts = kParts_, kPlaces = kPlaces_;
+  FLASH_HD static constexpr int place(int step, int part) { return (step * kParts + part) % kPlaces; }
+  // Parity of the barriers of that place, for the side that waits for the part.
+  FLASH_HD static constexpr uint32_t parity(int step, int part) { return uint32_t(step * kParts + part) / kPlaces % 2; }
+};
+
 // One step of a thread block: a tile of queries of one of the heads that share its keys.
 struct BwdSteps {
   int begin, count;  // tiles of queries of each head

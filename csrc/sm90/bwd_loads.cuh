@@ -8,12 +8,12 @@
 
 namespace flash::sm90 {
 
-// `kPanels` panels of 64 columns from row `row` of the segment: [kPanels][rows][64]
+// `kPanels` panels of 64 columns, from panel `first` and row `row` of the segment on: [kPanels][rows][64]
 template <int kPanels>
 __device__ __forceinline__ void load_tile(uint32_t dst, int panel_bytes, const CUtensorMap* map, uint32_t bar, int row,
-                                          int head, int batch) {
+                                          int head, int batch, int first = 0) {
 #pragma unroll
-  for (int i = 0; i < kPanels; i++) ptx::tma_load(dst + i * panel_bytes, map, bar, 64 * i, row, head, batch);
+  for (int i = 0; i < kPanels; i++) ptx::tma_load(dst + i * panel_bytes, map, bar, 64 * (first + i), row, head, batch);
 }
 
 template <class Traits>

@@ -1,6 +1,8 @@
 // Types and shared memory of the backward for head_dim 192 and 256, where two thread blocks work as a pair.
 #pragma once
 
+#include <type_traits>
+
 #include "bwd_args.cuh"
 
 namespace flash::sm90 {
@@ -27,6 +29,11 @@ struct BwdPairTraits {
   static constexpr int kRegistersValues = kTile.registers_main - kTile.registers_moved;
   static constexpr int kRegistersKeys = kTile.registers_main + kTile.registers_moved;
   static constexpr int kPanels = ceil_div(kHeadDim, 64), kPanelsV = ceil_div(kHeadDimV, 64);
+
+  // dO comes and goes in parts of its columns. At 256 there is room for a tile and a half: the half of dV that is
+  // computed first is done with its part of dO before the other one.
+  using DoutRing = std::conditional_t<(kHeadDimV > 192), PartRing<2, 3>, PartRing<1, kStages>>;
+  static constexpr int kPartPanels = kPanelsV / DoutRing::kParts;
 
   // dQ columns of one thread block. Half of its own K is a part of its K tile where panels allow, else a copy.
   static constexpr int kHalf = kHeadDim / 2, kHalfPanels = ceil_div(kHalf, 64);
@@ -55,7 +62,7 @@ struct BwdPairTraits {
 //   q_full       1 + bytes of Q and stats;                  warpgroups 0 (S), 1 (dK)                    parity 0
 //                the helper, if it makes bits
 //   q_empty      8 warps of these                           query loader, helper                        parity 1
-//   dout_full    1 + bytes of dO                            warpgroups 0 (dV), 1 (dP)                   parity 0
+//   dout_full    1 + bytes of a part of dO                  warpgroups 0 (dV), 1 (dP)                   parity 0
 //   dout_empty   8 warps of these                           dO loader                                   parity 1
 //   bias_full    1 + bytes of bias, copied into the slot    warpgroup 0, instead of slot_empty          parity 0
 //   p_full       4 warps of warpgroup 0                     warpgroup 1                                 parity 0
@@ -74,13 +81,14 @@ struct BwdPairSmem {
   static constexpr int kOwnK = kPeerK + Traits::kHalfPanels * kPanel;  // this block's keys, the same columns
   static constexpr int kQ = kOwnK + (Traits::kHalfIsPanels ? 0 : Traits::kHalfPanels * kPanel);
   static constexpr int kDout = kQ + kStages * Traits::kPanels * kPanel;
-  static constexpr int kSlots = kDout + kStages * Traits::kPanelsV * kPanel;
+  static constexpr int kSlots = kDout + Traits::DoutRing::kPlaces * Traits::kPartPanels * kPanel;
   static constexpr int kPeerDs = kSlots + kDsStages * kPanel;
   static constexpr int kStats = kPeerDs + kDsStages * kPanel;
   static constexpr int kKept = kStats + kStages * Traits::kStatsBytes;
   static constexpr int kBarriers = kKept + kStages * Traits::kKeptBytes;
   static constexpr int kTiles = 2;
-  static constexpr int kClaim = kBarriers + 8 * (2 * kTiles + 8 + 4 * kStages + 5 * kDsStages);
+  static constexpr int kClaim =
+      kBarriers + 8 * (2 * kTiles + 8 + 2 * kStages + 2 * Traits::DoutRing::kPlaces + 5 * kDsStages);
   static constexpr int kBlocks = kClaim + 16;
   static constexpr int kBytes = kBlocks + kTiles * int(sizeof(BwdBlock));
   static_assert(kBytes <= 227 * 1024);
@@ -90,7 +98,8 @@ struct BwdPairSmem {
   __device__ uint32_t q(int stage) const { return base + kQ + stage * Traits::kPanels * kPanel; }
   // [kPanelsV][64][64]
   __device__ uint32_t v() const { return base + kV; }
-  __device__ uint32_t dout(int stage) const { return base + kDout + stage * Traits::kPanelsV * kPanel; }
+  // [kPartPanels][64][64]
+  __device__ uint32_t dout(int place) const { return base + kDout + place * Traits::kPartPanels * kPanel; }
   // [kHalfPanels][64][64]
   __device__ uint32_t peer_k() const { return base + kPeerK; }
   __device__ uint32_t own_k() const { return base + kOwnK; }
@@ -115,14 +124,14 @@ struct BwdPairSmem {
   __device__ uint32_t half_full() const { return claim_full() + 48; }
   __device__ uint32_t half_empty() const { return claim_full() + 56; }
   __device__ uint32_t q_full(int stage) const { return claim_full() + 64 + 8 * stage; }
-  __device__ uint32_t dout_full(int stage) const { return q_full(kStages + stage); }
-  __device__ uint32_t q_empty(int stage) const { return q_full(2 * kStages + stage); }
-  __device__ uint32_t dout_empty(int stage) const { return q_full(3 * kStages + stage); }
-  __device__ uint32_t p_full(int i) const { return q_full(4 * kStages + i); }
-  __device__ uint32_t ds_full(int i) const { return q_full(4 * kStages + kDsStages + i); }
-  __device__ uint32_t peer_full(int i) const { return q_full(4 * kStages + 2 * kDsStages + i); }
-  __device__ uint32_t slot_empty(int i) const { return q_full(4 * kStages + 3 * kDsStages + i); }
-  __device__ uint32_t bias_full(int i) const { return q_full(4 * kStages + 4 * kDsStages + i); }
+  __device__ uint32_t q_empty(int stage) const { return q_full(kStages + stage); }
+  __device__ uint32_t dout_full(int place) const { return q_full(2 * kStages + place); }
+  __device__ uint32_t dout_empty(int place) const { return dout_full(Traits::DoutRing::kPlaces + place); }
+  __device__ uint32_t p_full(int i) const { return dout_full(2 * Traits::DoutRing::kPlaces + i); }
+  __device__ uint32_t ds_full(int i) const { return p_full(kDsStages + i); }
+  __device__ uint32_t peer_full(int i) const { return p_full(2 * kDsStages + i); }
+  __device__ uint32_t slot_empty(int i) const { return p_full(3 * kDsStages + i); }
+  __device__ uint32_t bias_full(int i) const { return p_full(4 * kDsStages + i); }
 };
 
 }  // namespace flash::sm90

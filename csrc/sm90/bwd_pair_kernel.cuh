@@ -4,7 +4,7 @@
 //
 //   warpgroup 0   S, P, dV      bwd_pair_values.cuh
 //   warpgroup 1   dP, dS, dK    bwd_pair_keys.cuh
-//   warpgroup 2   dQ            bwd_pair_dq.cuh, bwd_pair_deferred_dq.cuh
+//   warpgroup 2   dQ            bwd_pair_dq.cuh, bwd_pair_deferred_dq.cuh, bwd_pair_halves_dq.cuh
 //   warpgroup 3   claims tiles, copies; dropout's bits, dbias    bwd_pair_loader.cuh, bwd_helper.cuh
 //
 // As many pairs as fit onto the device work through tiles of 128 keys. Barriers stand in bwd_pair_args.cuh.
@@ -14,6 +14,7 @@
 #include "../ptx/setmaxnreg.cuh"
 #include "bwd_epilogue.cuh"
 #include "bwd_pair_deferred_dq.cuh"
+#include "bwd_pair_halves_dq.cuh"
 #include "bwd_pair_keys.cuh"
 #include "bwd_pair_loader.cuh"
 #include "bwd_pair_values.cuh"
@@ -37,8 +38,10 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
   ptx::mbarrier_init(smem.half_empty(), 4);
   for (int i = 0; i < Traits::kStages; i++) {
     ptx::mbarrier_init(smem.q_full(i), 1 + tasks.makes_bits);
-    ptx::mbarrier_init(smem.dout_full(i), 1);
     ptx::mbarrier_init(smem.q_empty(i), 8);
+  }
+  for (int i = 0; i < Traits::DoutRing::kPlaces; i++) {
+    ptx::mbarrier_init(smem.dout_full(i), 1);
     ptx::mbarrier_init(smem.dout_empty(i), 8);
   }
   for (int i = 0; i < Traits::kDsStages; i++) {
@@ -56,8 +59,12 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
 template <class Traits>
 __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
                                                 int rank, int& index) {
-  if constexpr (Traits::kDeferred)
-    if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, {block.steps.begin, 0}}.run();
+  const BwdSteps::Step first{block.steps.begin, 0};
+  if constexpr (Traits::kDeferred) {
+    if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, first}.run();
+  } else if constexpr (Traits::kHalfIsPanels) {
+    if (!args.p.deterministic) return HalvesDq<Traits>{args, block, smem, rank, index, first}.run();
+  }
   add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
 }
 

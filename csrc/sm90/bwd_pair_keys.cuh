@@ -10,7 +10,8 @@ template <class Traits>
 struct KeyWarpgroup : PairWarpgroup<Traits> {
   using Base = PairWarpgroup<Traits>;
   using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
-  using typename Base::Fragments, typename Base::Scores, typename Base::Stats, typename Base::T;
+  using typename Base::DoutRing, typename Base::Fragments, typename Base::Scores, typename Base::Stats,
+      typename Base::T;
 
   float acc_dk[Traits::kHeadDim / 2];  // 64 x kHeadDim
 
@@ -41,9 +42,13 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
   // dP of step `index`, on tile `m`
   __device__ __forceinline__ void issue_first(Scores& acc_dp, int m) {
     this->clear_foreign_queries(2, m);
-    if (!Traits::kAhead || index < this->end) this->wait_dout();
-    issue_scores<T, Traits::kHeadDimV, Traits::kKeys>(acc_dp, ptx::Descriptor::of(smem.v()),
-                                                      ptx::Descriptor::of(smem.dout(this->stage())));
+#pragma unroll
+    for (int part = 0; part < DoutRing::kParts; part++) {
+      if (!Traits::kAhead || index < this->end) this->wait_dout(part);
+      issue_scores<T, Traits::kHeadDimV / DoutRing::kParts, Traits::kKeys>(
+          acc_dp, ptx::Descriptor::of(smem.v() + part * Traits::kPartPanels * Traits::kPanelBytes),
+          ptx::Descriptor::of(smem.dout(DoutRing::place(index, part))), part != 0);
+    }
   }
 
   template <bool kMasked>
@@ -56,7 +61,8 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dp);
     this->release_keys(keys_empty());
-    this->release_dout(index);
+#pragma unroll
+    for (int part = 0; part < DoutRing::kParts; part++) this->release_dout(index, part);
     this->wait_q();
     Stats delta;
     delta.template load<1>(smem.stats(this->stage()));
@@ -72,7 +78,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     hand_over();
     index++;
     if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
-    ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
+    ptx::wgmma_wait_group<Traits::kAhead ? DoutRing::kParts : 0>();
     ptx::pin(acc_dk);
     ptx::pin(ds);
     this->release_q(index - 1);
@@ -83,8 +89,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     this->release_keys(keys_empty());
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     hand_over();
-    this->wait_dout();
-    this->release_dout(index);
+    this->skip_dout();
     this->wait_q();
     this->release_q(index);
     index++;

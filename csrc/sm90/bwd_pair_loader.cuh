@@ -32,6 +32,7 @@ struct PairHelperPlace {
 template <class Traits>
 struct PairLoader {
   using Smem = BwdPairSmem<Traits>;
+  using DoutRing = typename Traits::DoutRing;
 
   const BwdArgs& args;
   const Smem smem;
@@ -74,8 +75,9 @@ struct PairLoader {
       ptx::mbarrier_arrive(smem.tile_full(tile));
       if (block.empty) break;
       ptx::griddepcontrol_wait();  // for what the preprocess kernel wrote; passes at once later on
-      each_step(block, index, [&](int stage, uint32_t phase, BwdSteps::Step step) {
-        ptx::mbarrier_wait(smem.q_empty(stage), phase ^ 1);
+      each_step(block, index, [&](int index, BwdSteps::Step step) {
+        const int stage = index % Traits::kStages;
+        ptx::mbarrier_wait(smem.q_empty(stage), phase_of<Traits::kStages>(index) ^ 1);
         load_q<Traits>(args, block, smem, stage, step);
       });
     }
@@ -88,9 +90,13 @@ struct PairLoader {
     for (int tile = 0;; tile++) {
       const BwdBlock& block = wait_for_tile(smem, shared, tile);
       if (block.empty) break;
-      each_step(block, index, [&](int stage, uint32_t phase, BwdSteps::Step step) {
-        ptx::mbarrier_wait(smem.dout_empty(stage), phase ^ 1);
-        load_dout<Traits>(args, block, smem, stage, step);
+      each_step(block, index, [&](int index, BwdSteps::Step step) {
+#pragma unroll
+        for (int part = 0; part < DoutRing::kParts; part++) {
+          const int place = DoutRing::place(index, part);
+          ptx::mbarrier_wait(smem.dout_empty(place), DoutRing::parity(index, part) ^ 1);
+          load_dout<Traits>(args, block, smem, place, step, part);
+        }
       });
       ptx::mbarrier_arrive(smem.tile_empty(tile));
     }
@@ -142,8 +148,7 @@ struct PairLoader {
     const int end = index + block.steps.total();
     BwdSteps::Step step{block.steps.begin, 0};
 #pragma unroll 1
-    for (; index < end; index++, step = block.steps.ahead(step, 1))
-      load(index % Traits::kStages, phase_of<Traits::kStages>(index), step);
+    for (; index < end; index++, step = block.steps.ahead(step, 1)) load(index, step);
   }
 };
 

@@ -50,15 +50,17 @@ __device__ __forceinline__ void load_q(const BwdArgs& args, const BwdBlock& bloc
   ptx::bulk_load(smem.stats(stage), args.stats + band * kBandStats, bar, Traits::kStatsBytes);
 }
 
+// Part `part` of dO of a step, into its place in the ring.
 template <class Traits>
 __device__ __forceinline__ void load_dout(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
-                                          int stage, BwdSteps::Step step) {
+                                          int place, BwdSteps::Step step, int part) {
+  constexpr int kPanels = Traits::kPartPanels;
   const int head = block.head_kv * block.steps.group + step.head;
-  const uint32_t bar = smem.dout_full(stage);
-  ptx::mbarrier_arrive_expect_tx(bar, Traits::kPanelsV * Traits::kPanelBytes);
-  load_tile<Traits::kPanelsV>(smem.dout(stage), Traits::kPanelBytes, &args.map_dout, bar,
-                              int(block.seq.q0) + step.m_block * Traits::kBlockM, head * args.step_dout.head,
-                              (args.p.cu_seqlens_q ? 0 : block.batch) * args.step_dout.batch);
+  const uint32_t bar = smem.dout_full(place);
+  ptx::mbarrier_arrive_expect_tx(bar, kPanels * Traits::kPanelBytes);
+  load_tile<kPanels>(smem.dout(place), Traits::kPanelBytes, &args.map_dout, bar,
+                     int(block.seq.q0) + step.m_block * Traits::kBlockM, head * args.step_dout.head,
+                     (args.p.cu_seqlens_q ? 0 : block.batch) * args.step_dout.batch, part * kPanels);
 }
 
 }  // namespace flash::sm90

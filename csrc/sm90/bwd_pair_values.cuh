@@ -10,7 +10,8 @@ template <class Traits>
 struct ValueWarpgroup : PairWarpgroup<Traits> {
   using Base = PairWarpgroup<Traits>;
   using Base::args, Base::block, Base::smem, Base::rank, Base::index, Base::m_block, Base::kBlockM;
-  using typename Base::Fragments, typename Base::Scores, typename Base::Stats, typename Base::T;
+  using typename Base::DoutRing, typename Base::Fragments, typename Base::Scores, typename Base::Stats,
+      typename Base::T;
 
   float acc_dv[Traits::kHeadDimV / 2];  // 64 x kHeadDimV
 
@@ -82,14 +83,25 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     }
     hand_over();
     this->release_q(index);
-    this->wait_dout();
-    issue_gradients<T>(acc_dv, p, ptx::Descriptor::of(smem.dout(this->stage()), Traits::kPanelBytes));
+    constexpr int kParts = DoutRing::kParts, kPart = Traits::kHeadDimV / 2 / kParts;
+    using Part = float (&)[kPart];
+#pragma unroll
+    for (int part = 0; part < kParts; part++) {
+      this->wait_dout(part);
+      issue_gradients<T>(reinterpret_cast<Part>(acc_dv[part * kPart]), p,
+                         ptx::Descriptor::of(smem.dout(DoutRing::place(index, part)), Traits::kPanelBytes));
+    }
     index++;
     if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
+    if constexpr (kParts == 2) {
+      ptx::wgmma_wait_group<Traits::kAhead ? 2 : 1>();
+      ptx::pin(reinterpret_cast<Part>(acc_dv));
+      this->release_dout(index - 1, 0);
+    }
     ptx::wgmma_wait_group<Traits::kAhead ? 1 : 0>();
     ptx::pin(acc_dv);
     ptx::pin(p);
-    this->release_dout(index - 1);
+    this->release_dout(index - 1, kParts - 1);
   }
 
   __device__ __forceinline__ void skip(Scores& carried) {
@@ -102,8 +114,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     hand_over();
     this->wait_q();
     this->release_q(index);
-    this->wait_dout();
-    this->release_dout(index);
+    this->skip_dout();
     index++;
     if constexpr (Traits::kAhead) issue_first(carried, this->next_m());
   }

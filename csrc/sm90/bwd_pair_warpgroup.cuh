@@ -32,6 +32,7 @@ struct PairWarpgroup {
   using Scores = float[kBlockM / 2];            // 64 keys x kBlockM queries
   using Fragments = uint32_t[kBlockM / 16][4];  // the same in 16 bit, an A operand
   using Stats = QueryStats<kBlockM / 8>;
+  using DoutRing = typename Traits::DoutRing;
 
   const BwdArgs& args;
   const BwdBlock& block;
@@ -62,16 +63,20 @@ struct PairWarpgroup {
   __device__ __forceinline__ void wait_q() {
     ptx::mbarrier_wait(smem.q_full(stage()), phase_of<Traits::kStages>(index));
   }
-  __device__ __forceinline__ void wait_dout() {
-    ptx::mbarrier_wait(smem.dout_full(stage()), phase_of<Traits::kStages>(index));
+  __device__ __forceinline__ void wait_dout(int part) {
+    ptx::mbarrier_wait(smem.dout_full(DoutRing::place(index, part)), DoutRing::parity(index, part));
   }
 
   // This warp no longer needs Q, or dO, of step `step`.
   __device__ __forceinline__ void release_q(int step) {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.q_empty(step % Traits::kStages));
   }
-  __device__ __forceinline__ void release_dout(int step) {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.dout_empty(step % Traits::kStages));
+  __device__ __forceinline__ void release_dout(int step, int part) {
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.dout_empty(DoutRing::place(step, part)));
+  }
+  __device__ __forceinline__ void skip_dout() {
+#pragma unroll
+    for (int part = 0; part < DoutRing::kParts; part++) wait_dout(part), release_dout(index, part);
   }
 
   // In the last step of a tile, when this warp has read its keys: the next tile's may come. Where the dQ warpgroup
@@ -85,10 +90,13 @@ struct PairWarpgroup {
   __device__ __forceinline__ void clear_foreign_queries(int barrier, int m_block) {
     if (m_block != block.foreign_m) return;
     wait_q();
-    wait_dout();
+#pragma unroll
+    for (int part = 0; part < DoutRing::kParts; part++) wait_dout(part);
     const int rows = block.seq.seqlen_q - m_block * kBlockM;
     zero_rows<128>(smem.q(stage()), Traits::kPanels, kBlockM, rows, threadIdx.x % 128);
-    zero_rows<128>(smem.dout(stage()), Traits::kPanelsV, kBlockM, rows, threadIdx.x % 128);
+#pragma unroll 1
+    for (int part = 0; part < DoutRing::kParts; part++)
+      zero_rows<128>(smem.dout(DoutRing::place(index, part)), Traits::kPartPanels, kBlockM, rows, threadIdx.x % 128);
     ptx::bar_sync(barrier, 128);
   }
   // With index already that of the next step: its tile of queries; -2 behind the last step, which is no tile to clear.

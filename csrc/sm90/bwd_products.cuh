@@ -27,15 +27,17 @@ struct KeyFragments {
 };
 
 // acc (64 x kBlockM) = keys (64 x kDepth) queries (kBlockM x kDepth)^T, both K-major. Keys: 64 rows of a tile of
-// kKeyRows.
+// kKeyRows. `accumulate`: += instead.
 template <class T, int kDepth, int kKeyRows, int kCount>
-__device__ __forceinline__ void issue_scores(float (&acc)[kCount], ptx::Descriptor keys, ptx::Descriptor queries) {
+__device__ __forceinline__ void issue_scores(float (&acc)[kCount], ptx::Descriptor keys, ptx::Descriptor queries,
+                                             bool accumulate = false) {
   const ptx::Descriptor a = keys.opaque(), b = queries.opaque();
   ptx::pin(acc);
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kDepth / 16; k++)
-    ptx::wgmma_ss<T>(acc, a + ptx::k_major_step(k, kKeyRows), b + ptx::k_major_step(k, 2 * kCount), k != 0);
+    ptx::wgmma_ss<T>(acc, a + ptx::k_major_step(k, kKeyRows), b + ptx::k_major_step(k, 2 * kCount),
+                     accumulate || k != 0);
   ptx::wgmma_commit_group();
 }
 

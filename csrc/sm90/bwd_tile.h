@@ -29,8 +29,8 @@ constexpr BwdTile bwd_tile_row(int head_dim, int head_dim_v) {
   //
   // 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh), whose dK and dV fill the registers. Each
   // adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and dO
-  // are all that fits, and at 256 one dS tile. Joint steps gain 6 to 10 % at 192. At 256 their registers would have to
-  // come from dQ: its pieces would be narrow, and with one dS tile the whole step waits for dQ (30 % slower).
+  // are all that fits, at 256 one and a half of dO for two dS tiles. Joint steps gain 6 to 10 % at 192; at 256 there
+  // are no registers for them.
   //
   // 192/128: a narrower dV leaves registers for dQ of two steps (bwd_pair_deferred_dq.cuh) and room for more dS tiles.
   //
@@ -42,7 +42,7 @@ constexpr BwdTile bwd_tile_row(int head_dim, int head_dim_v) {
   if (head_dim <= 128) return {64, 128, 3, 2, 1, false, false, 64, 208, 64, 32};
   if (head_dim <= 192 && head_dim_v <= 128) return {64, 128, 2, 4, 1, true, false, 96, 176, 128, 32, 16};
   if (head_dim <= 192) return {64, 128, 2, 2, 1, true, false, 96, 200, 80, 32};
-  return {64, 128, 2, 1, 1, false, false, 128, 192, 96, 32};
+  return {64, 128, 2, 2, 1, false, false, 128, 192, 96, 32};
 }
 
 constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {

@@ -215,6 +215,20 @@ void test_kept_bits() {
     }
 }
 
+// A place holds one part at a time, and waits find the phase of the fill they are for.
+void test_part_ring() {
+  using Ring = PartRing<2, 3>;
+  int fills[Ring::kPlaces] = {};
+  for (int step = 0; step < 9; step++)
+    for (int part = 0; part < Ring::kParts; part++) {
+      const int place = Ring::place(step, part);
+      EXPECT(Ring::parity(step, part) == uint32_t(fills[place] % 2), "step ", step, " part ", part);
+      fills[place]++;
+      EXPECT(Ring::place(step, part) != Ring::place(step + part, 1 - part), "neighbours");
+    }
+  EXPECT(fills[0] == 6 && fills[1] == 6 && fills[2] == 6, "all places are used");
+}
+
 // What the kernels assume of the numbers.
 void test_tiles() {
   for (const Key& key : kInstances) {
@@ -237,6 +251,7 @@ int main() {
   test_workspace();
   test_preprocess_grid();
   test_order();
+  test_part_ring();
   test_exact_sum();
   test_key_bounds();
   test_visible_keys();
