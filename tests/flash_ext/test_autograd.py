@@ -176,6 +176,10 @@ def test_transforms_of_torch_func():
             assert torch.allclose(a[i], c, atol=1e-5) and torch.allclose(b[i], c, atol=1e-5)
     values = torch.vmap(lambda q: flash_ext.forward(q, q, q), in_dims=-1)(tensors[0].movedim(0, -1))
     assert torch.allclose(values[1], flash_ext.forward(*[tensors[0][1]] * 3), atol=1e-6)
+    q = make()
+    out, pull_back = torch.func.vjp(lambda x: flash_ext.forward(x, q.detach(), q.detach()), q.detach())
+    (expected,) = torch.autograd.grad(flash_ext.forward(q, q.detach(), q.detach()).sum(), q)
+    assert torch.equal(pull_back(torch.ones_like(out))[0], expected)
 
 
 def test_second_derivatives_under_torch_func_are_refused():
