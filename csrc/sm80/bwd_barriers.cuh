@@ -1,5 +1,5 @@
-// How the warps of a backward wait for each other where they share P and dS. Each barrier completes once per step (a
-// block of queries), full[s] once per step that uses stage s, from phase 0 on:
+// How the warps of a backward wait for each other. Each barrier completes once per step (a block of queries), full[s]
+// once per step that uses stage s, from phase 0 on. Where warps share P and dS:
 //
 //            arrive                                              wait
 //   full[s]  every thread's copies of the step's queries         every warp, before its scores
@@ -8,8 +8,15 @@
 //                                                                and copies to the stage of this step's queries
 //
 // Beside them the warps with the same keys, which divide the columns of dk and dv, meet at a named barrier (1 + the
-// number of their keys) once P and dS of these keys are written. So nobody waits for all others at once, and a warp's
-// exponentials run beside another's products.
+// number of their keys) once P and dS of these keys are written. Where they share only dS, for which there are two
+// tiles, dq of a step is added in the middle of the next one:
+//
+//   full[s]  every thread's copies of the step's queries         every warp, before its scores
+//   written  every warp, once its dS is written and it has       every warp, before its part of dq and before it copies
+//            read the step's queries for the last time           to the stage of this step's queries
+//   read     every warp, after its part of dq                    every warp, before it writes dS two steps later
+//
+// So nobody waits for all others at once, and a warp's exponentials run beside another's products.
 #pragma once
 
 #include "../ptx/cp_async.cuh"
@@ -36,6 +43,9 @@ struct BwdBarriers {
     }
   }
 
+  // Before the arrival of copies among which there may be ordinary stores.
+  __device__ __forceinline__ static void publish_stores() { __threadfence_block(); }
+
   // `step` counts from 0.
   __device__ __forceinline__ void arrive_full(int step) const { ptx::cp_async_mbarrier_arrive(full(step)); }
   __device__ __forceinline__ void wait_full(int step) const {
@@ -45,6 +55,11 @@ struct BwdBarriers {
   __device__ __forceinline__ void wait_written(int step) const { ptx::mbarrier_wait(written(), step % 2); }
   __device__ __forceinline__ void arrive_read() const { arrive_warp(read()); }
   __device__ __forceinline__ void wait_read(int step) const { ptx::mbarrier_wait(read(), step % 2); }
+  // Until the tiles of the step's P and dS are free.
+  __device__ __forceinline__ void wait_free(int step) const {
+    constexpr int kTiles = Traits::kSharesP ? 1 : 2;
+    if (step >= kTiles) wait_read(step - kTiles);
+  }
 
   __device__ __forceinline__ static void sync_warps_of_keys(int key_warp) {
     ptx::bar_sync(1 + key_warp, 32 * Traits::kColWarps);

@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_dq_of_block(const BwdParams& params, const D
 #pragma unroll
       for (int n = 0; n < Pieces::kCols / 8; n++) add_fragment(sums + Pieces::fragment(warp, piece, m, n), acc[m][n]);
   }
-  if (params.deterministic) end_turn(workspace.dq_turn(at.tile, warp));
+  if (params.deterministic) end_turn(workspace.dq_turn(at.tile, warp), turn_of<Traits>(at));
 }
 
 }  // namespace flash::sm80

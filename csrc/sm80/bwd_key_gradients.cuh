@@ -1,7 +1,7 @@
 // dk and dv leave a block: as rows or, where blocks share a tile of keys, as additions to fp32 sums.
 #pragma once
 
-#include "bwd_mainloop.cuh"
+#include "bwd_copies.cuh"
 #include "store.cuh"
 
 namespace flash::sm80 {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_key_gradients(const BwdMainloop<Traits>& mai
   if (main.params.deterministic) wait_for_turn(counter, split);
   for_fragments<Traits::kRowTiles, Main::kCols / 8>(main.acc_dk, workspace.dk_sums(tile), add);
   for_fragments<Traits::kRowTiles, Main::kColsV / 8>(main.acc_dv, workspace.dv_sums(tile), add);
-  if (main.params.deterministic) end_turn(counter);
+  if (main.params.deterministic) end_turn(counter, split);
 }
 
 // After the main kernel, one block per (batch, kv head, kBlockN keys): the sums become rows.

@@ -64,7 +64,7 @@ struct BwdMainloop {
     static_assert(sizeof(place) <= Traits::kSmem.stage - Traits::kSmem.place);
     const int head_kv = schedule.splits.quotient(work.head);
     if (threadIdx.x == 0) place = BwdPlace<T>::template of<Traits>(p, seq, work.batch_index, head_kv, first_head);
-    if constexpr (Traits::kSharesP) barriers.init();
+    if constexpr (Traits::kHasBarriers) barriers.init();
     if (blocks.count() > 0) load_keys(seq, work.batch_index, head_kv);
     __syncthreads();
   }
@@ -79,6 +79,8 @@ struct BwdMainloop {
       const General<T> general(params, band, place.batch_index, step.head);
       if constexpr (Traits::kSharesP) {
         add_block_sharing(general, step, after(step));
+      } else if constexpr (!Traits::kHasBarriers) {
+        add_block_synchronised(general, step, after(step));
       } else {
         add_block_alone(general, step, after(step));
       }
@@ -120,41 +122,10 @@ struct BwdMainloop {
   }
   __device__ __forceinline__ uint32_t p_tile() const { return smem + Traits::kSmem.ds + TileDs::kBytes; }
 
-  __device__ __forceinline__ void load_keys(const SeqInfo& seq, int batch_index, int head_kv) const {
-    RowLoader<T, TileK, kThreads>(params.k, batch_index, seq.k0, head_kv, seq.seqlen_k, params.head_dim)
-        .load(smem, col0);
-    RowLoader<T, TileV, kThreads>(params.v, batch_index, seq.k0, head_kv, seq.seqlen_k, params.head_dim_v)
-        .load(smem + Traits::kSmem.v, col0);
-  }
-
-  __device__ __forceinline__ void load_queries(const Step& step) const {
-    const uint32_t stage = stage_of(step);
-    const int row0 = step.block * kBlockM, head = step.head - first_head;
-    if (place.whole_rows && row0 + kBlockM <= band.seqlen_q) {
-      load_whole_tile<TileQ, kThreads>(stage, place.q + row0 * params.q.row + head * params.q.head, params.q.row,
-                                       threadIdx.x);
-      load_whole_tile<TileDo, kThreads>(stage + TileQ::kBytes,
-                                        place.dout + row0 * params.dout.row + head * params.dout.head, params.dout.row,
-                                        threadIdx.x);
-    } else {
-      RowLoader<T, TileQ, kThreads>(params.q, place.batch_index, place.q0, step.head, band.seqlen_q, params.head_dim)
-          .load(stage, row0);
-      RowLoader<T, TileDo, kThreads>(params.dout, place.batch_index, place.q0, step.head, band.seqlen_q,
-                                     params.head_dim_v)
-          .load(stage + TileQ::kBytes, row0);
-    }
-    static_assert(2 * kBlockM <= kThreads);
-    const int j = Traits::kSharesP ? forget_before_sm90(threadIdx.x) : threadIdx.x, row = row0 + j % kBlockM;
-    if (j < 2 * kBlockM) {  // lse, then delta
-      const float* stats = j < kBlockM ? place.lse + head * params.lse.head : place.delta + head * params.delta.head;
-      ptx::cp_async_4(stage + TileQ::kBytes + TileDo::kBytes + 4 * j, stats + row, row < band.seqlen_q);
-    }
-    if constexpr (Traits::kSharesP) {
-      barriers.arrive_full(step.count);
-    } else {
-      ptx::cp_async_commit_group();
-    }
-  }
+  // bwd_copies.cuh
+  __device__ void load_keys(const SeqInfo& seq, int batch_index, int head_kv) const;
+  __device__ void load_queries(const Step& step) const;
+  __device__ void load_stats(uint32_t stage, int row0, int head) const;
 
   // P and dS through shared memory (bwd_barriers.cuh).
   __device__ __forceinline__ void add_block_sharing(const General<T>& general, const Step& step, const Step& next) {
@@ -176,6 +147,27 @@ struct BwdMainloop {
 
   // Only dS, for dq of the step before.
   __device__ __forceinline__ void add_block_alone(const General<T>& general, const Step& step, const Step& next) {
+    static_assert(Traits::kSubs == 2);
+    const bool last = next.head == first_head + num_heads;
+    barriers.wait_full(step.count);
+    sub_step(general, step, 0);
+    if (step.count > 0) barriers.wait_written(step.count - 1);
+    if (stages == 2 && !last) load_queries(next);
+    if (step.count > 0) {
+      add_dq(before(step));
+      barriers.arrive_read();
+    }
+    sub_step(general, step, kSubM);
+    barriers.arrive_written();
+    if (stages == 1 && !last) {
+      barriers.wait_written(step.count);
+      load_queries(next);
+    }
+  }
+
+  // The same without barriers.
+  __device__ __forceinline__ void add_block_synchronised(const General<T>& general, const Step& step,
+                                                         const Step& next) {
     const bool last = next.head == first_head + num_heads;
     // Before it: this step's copies, dS of the step before. After it: nobody reads what the step before read.
     ptx::cp_async_wait_group<0>();
@@ -205,7 +197,7 @@ struct BwdMainloop {
     float acc_s[kRowTiles][kSubM / 8][4], acc_dp[kRowTiles][kSubM / 8][4];  // (warp's keys, kSubM)
     if (sub_block < visible.begin || sub_block >= visible.end) {
       clear(acc_dp);
-      if (Traits::kSharesP && step.count > 0) barriers.wait_read(step.count - 1);
+      if (Traits::kHasBarriers && (Traits::kSharesP || row0 == 0)) barriers.wait_free(step.count);
       write_transposed(acc_dp, ds_of(step), row0);
       if (Traits::kSharesP) write_transposed(acc_dp, p_tile(), row0);
       return;
@@ -225,7 +217,7 @@ struct BwdMainloop {
       score_tile.mask(acc_s, sub_block * kSubM);
       score_tile.mask(acc_dp, sub_block * kSubM);
     }
-    if (Traits::kSharesP && step.count > 0) barriers.wait_read(step.count - 1);
+    if (Traits::kHasBarriers && (Traits::kSharesP || row0 == 0)) barriers.wait_free(step.count);
     write_transposed(acc_dp, ds_of(step), row0);
     if constexpr (Traits::kSharesP) {
       write_transposed(acc_s, p_tile(), row0);

@@ -7,18 +7,18 @@
 namespace flash::sm80 {
 
 // Warps that add to the same fragments take turns; what one added is there before the next one's turn comes. The
-// counter counts turns that ended: where wrong cu_seqlens on the device let two sequences share it, it may be past a
-// turn when that is waited for, and nobody may wait forever.
+// counter holds the turn that has come and never falls: where wrong cu_seqlens on the device let two sequences share
+// it, it may be past a turn when that is waited for, and nobody may wait forever.
 __device__ __forceinline__ void wait_for_turn(const uint32_t* counter, uint32_t turn) {
   if (threadIdx.x % 32 == 0)
     while (ptx::ld_acquire(counter) < turn) {
     }
   __syncwarp();
 }
-__device__ __forceinline__ void end_turn(uint32_t* counter) {
+__device__ __forceinline__ void end_turn(uint32_t* counter, uint32_t turn) {
   __threadfence();
   __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::red_release(counter, 1);
+  if (threadIdx.x % 32 == 0) ptx::red_release_max(counter, turn + 1);
 }
 
 // The four floats of a lane's fragment, by vector where additions may be vectors too (sm_90), else one line of 32 lanes

@@ -50,7 +50,7 @@ __device__ __forceinline__ void write_results(const FwdMainloop<Traits>& main,
       rounded_sums[m][h] = main.softmax.rounded_sum[m][2 * h];
     }
   main.pair.to_sum(sums);
-  main.pair.to_sum(rounded_sums);
+  if constexpr (!Traits::kGeneral) main.pair.to_sum(rounded_sums);
 #pragma unroll
   for (int m = 0; m < Traits::kRowTiles; m++)
 #pragma unroll

@@ -22,7 +22,8 @@ void launch_fwd(const FwdParams& p, cudaStream_t stream) {
   FLASH_CHECK_ARG(blocks <= INT_MAX, "batch * num_heads * seqlen_q / ", Traits::kBlockM, " must be below 2^31, got ",
                   blocks);
   allow_shared_memory(fwd_kernel<Traits>, Traits::kSmem.bytes);
-  fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, Traits::kSmem.bytes, stream>>>(p, FwdSchedule::of(p, tiles));
+  const FwdSchedule schedule = FwdSchedule::of(p, tiles, Traits::kTile.kBlocksPerSm);
+  fwd_kernel<Traits><<<unsigned(blocks), Traits::kThreads, Traits::kSmem.bytes, stream>>>(p, schedule);
   check_launch("fwd_sm80");
 }
 

@@ -182,7 +182,8 @@ struct FwdMainloop {
   }
 
   __device__ __forceinline__ void reset() {
-    softmax.reset(references());
+    softmax.reset();
+    if constexpr (!kKeeps) softmax.store_references(references());
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
@@ -235,7 +236,7 @@ struct FwdMainloop {
     score_tile().modify(acc_s, general);
     if (warp_blocks().needs_mask(n_block)) score_tile().mask(acc_s);
     softmax.raise(acc_s, acc_o, {1.f, 0.f, kLog2e}, [&](auto& x) { pair.to_larger(x); });
-    softmax.store_references(references());
+    if constexpr (!kKeeps) softmax.store_references(references());
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll

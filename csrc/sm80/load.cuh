@@ -59,6 +59,7 @@ class RowLoader {
         aligned_(chunks_aligned(t)) {}
 
   // Rows row0 ... row0 + kRows - 1 into the tile at shared address `tile`; belongs to the thread's next commit group.
+  // Rows that are not aligned are copied by ordinary stores, for which an arrival that counts copies does not stand.
   __device__ __forceinline__ void load(uint32_t tile, int row0, unsigned thread = threadIdx.x) const {
     const int row = Lanes::row(thread), col = Lanes::col(thread);
     const T* source = source_ + (row0 + row) * stride_ + col;  // the thread's first chunk
@@ -85,8 +86,6 @@ class RowLoader {
           copy_elements(target + Tile::shift(r, c), source + c, elements);
         }
       }
-    if (!aligned_)
-      __threadfence_block();  // an arrival on a barrier that counts copies does not stand for single stores
   }
 
   const T* source_;  // (rows, cols) of the head

@@ -10,10 +10,12 @@ struct FwdSchedule {
   int last_tile;  // where tiles go from the last to the first, which see most keys of a causal mask; else -1
   Divisor group;  // query heads of a kv head
 
-  static FwdSchedule of(const FwdParams& p, int tiles) {
+  static FwdSchedule of(const FwdParams& p, int tiles, int blocks_per_sm) {
+    // Measured on 132 multiprocessors: two rounds where each block has one to itself, eight where two share it.
+    const unsigned together = blocks_per_sm == 1 ? 256 : 2048;
     const Divisor group = Divisor::of(p.num_heads / p.num_heads_kv);
     if (p.window_left >= 0 || p.window_right < 0) return {TileOrder::head_by_head(tiles, p.num_heads), -1, group};
-    return {TileOrder::tile_by_tile(tiles, p.num_heads, p.batch, 2048), tiles - 1, group};
+    return {TileOrder::tile_by_tile(tiles, p.num_heads, p.batch, together), tiles - 1, group};
   }
   FLASH_HD Work work_of(unsigned block) const {
     Work work = order.work_of(block);

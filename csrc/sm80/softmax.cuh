@@ -44,7 +44,7 @@ struct Softmax {
     for (int m = 0; m < kRowTiles; m++) ptx::st_shared(references + 8 * m, reference[m][0], reference[m][1]);
   }
 
-  __device__ __forceinline__ void reset(uint32_t references) {
+  __device__ __forceinline__ void reset() {
 #pragma unroll
     for (int m = 0; m < kRowTiles; m++)
 #pragma unroll
@@ -53,7 +53,6 @@ struct Softmax {
         row_sum[m][h] = 0.f;
         rounded_sum[m][2 * h] = rounded_sum[m][2 * h + 1] = 0.f;
       }
-    store_references(references);
   }
 
   // What a reference is to the scores: their maximum times `scale` plus `headroom`; times `log2_units` in log2 units.
