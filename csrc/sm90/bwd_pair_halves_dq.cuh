@@ -7,8 +7,8 @@
 
 namespace flash::sm90 {
 
-// All steps of a tile of keys. Not for exact sums: rounding them takes more registers than there are.
-template <class Traits>
+// All steps of a tile of keys. kExact: deterministic.
+template <class Traits, bool kExact>
 struct HalvesDq {
   static_assert(Traits::kHalfIsPanels && Traits::kHalfPanels == 2, "a half is a panel");
   static constexpr int kBandsOfStep = Traits::kBlockM / kBandRows;
@@ -27,15 +27,17 @@ struct HalvesDq {
 
   // Of a step.
   struct Band {
-    float* dst;  // this lane's first numbers
+    DqBand dq;
     bool exists;
   };
 
   __device__ __forceinline__ Band band() const {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);  // so that ptxas knows it to be uniform
     const int my_band = step.m_block * kBandsOfStep + warp, head = block.head_kv * block.steps.group + step.head;
-    const DqBand dq = DqBand::of(args, head * args.bands + block.band0 + my_band);
-    return {dq.dst + rank * (Traits::kHalf / 8) * 128, my_band < bands};
+    const bool exists = my_band < bands;
+    DqBand dq = DqBand::of(args, head * args.bands + block.band0 + (exists ? my_band : 0));
+    dq.dst += rank * (Traits::kHalf / 8) * 128;
+    return {dq, exists};
   }
 
   // Groups [kFirst, kEnd) of half `kHalf`.
@@ -43,8 +45,12 @@ struct HalvesDq {
   __device__ __forceinline__ void add(float (&acc)[kCount], const Band& band) const {
     using Part = float (&)[4 * (kEnd - kFirst)];
     constexpr int kGroup = kHalf * kGroups + kFirst;
-    const DqBand dq{band.dst + kGroup * 128, 1.f, 1.f};
-    if (band.exists) dq.template add_floats<false>(dq.dst, reinterpret_cast<Part>(acc[4 * kFirst]), groups - kGroup);
+    if (!band.exists) return;
+    Part part = reinterpret_cast<Part>(acc[4 * kFirst]);
+    if constexpr (kExact)
+      band.dq.add(args, part, kGroup, groups);
+    else
+      band.dq.template add_floats<false>(band.dq.dst + kGroup * 128, part, groups - kGroup);
   }
 
   __device__ __forceinline__ void wait_peer(int slot, uint32_t phase) const {
@@ -64,7 +70,7 @@ struct HalvesDq {
     const int end = index + block.steps.total();
     const uint32_t own_k = smem.k() + rank * Traits::kHalfPanels * kPanel, peer_k = smem.peer_k();
     float first[kCount] = {}, second[kCount] = {};  // undefined, they would count as live all through the kernel
-    Band last{nullptr, false};
+    Band last{{nullptr, 1.f, 1.f}, false};
 #pragma unroll 1
     for (; index < end; index++, step = block.steps.ahead(step, 1)) {
       const int slot = index % Traits::kDsStages;

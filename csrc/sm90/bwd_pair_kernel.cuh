@@ -63,7 +63,11 @@ __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBl
   if constexpr (Traits::kDeferred) {
     if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, first}.run();
   } else if constexpr (Traits::kHalfIsPanels) {
-    if (!args.p.deterministic) return HalvesDq<Traits>{args, block, smem, rank, index, first}.run();
+    if (args.p.deterministic)
+      HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
+    else
+      HalvesDq<Traits, false>{args, block, smem, rank, index, first}.run();
+    return;
   }
   add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
 }
