@@ -55,6 +55,9 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
   for (int i = 0; i < Traits::kDsStages; i++) ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
 }
 
+// Up to here exact sums in halves gain nothing.
+constexpr int kFewSteps = 12;
+
 // Warpgroup 2.
 template <class Traits>
 __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
@@ -63,11 +66,8 @@ __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBl
   if constexpr (Traits::kDeferred) {
     if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, first}.run();
   } else if constexpr (Traits::kHalfIsPanels) {
-    if (args.p.deterministic)
-      HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
-    else
-      HalvesDq<Traits, false>{args, block, smem, rank, index, first}.run();
-    return;
+    if (!args.p.deterministic) return HalvesDq<Traits, false>{args, block, smem, rank, index, first}.run();
+    if (block.steps.total() > kFewSteps) return HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
   }
   add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
 }
