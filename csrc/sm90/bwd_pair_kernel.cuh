@@ -56,7 +56,7 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
 }
 
 // Up to here exact sums in halves gain nothing.
-constexpr int kFewSteps = 12;
+constexpr int kFewSteps = 16;
 
 // Warpgroup 2.
 template <class Traits>
