@@ -110,26 +110,40 @@ def with_lengths(rng: random.Random, config: Config, longest: int) -> Config:
 
 
 def sees_one_key(config: Config) -> bool:
-    """Whether the rows of a sequence see one key only, or two that dropout thins out, or all keys of a causal one are so
-    few that half of its rows do, or nearly one key only where scores are far apart: then their gradient of the scores is
-    zero, or nearly, and what is left of it is rounding, which plain attention in 16 bit has none of."""
-    left, right = config.window_size
-    right = 0 if config.causal else right
+    """Whether half of the rows of a sequence see one key only, or two that dropout thins out, or a few of which nearly one
+    alone counts, where scores are far apart: then their gradient of the scores is zero, or nearly, and what is left of it
+    is rounding, which plain attention in 16 bit has none of."""
     few = 2 if config.dropout_p else 1
     if config.dropout_p and (config.softmax_scale or 0) * config.head_dim**0.5 >= 8:  # normal scores
         few = 6
-    if left >= 0 and right >= 0 and left + right + 1 <= few:
-        return True
+    left, right = config.window_size
+    right = 0 if config.causal else right
     pairs = config.lengths or ((config.seqlen_q, config.seqlen_k),)
-    keys = config.used or [n for _, n in pairs]
-    few += right >= 0
-    return any(queries and 1 <= n <= few for (queries, _), n in zip(pairs, keys, strict=True))
+    used = config.used or [n for _, n in pairs]
+
+    def seen_by_rows(queries: int, keys: int) -> list[int]:
+        diagonals = range(keys - queries, keys)
+        ends = [
+            (max(0, d - left) if left >= 0 else 0, min(keys - 1, d + right) if right >= 0 else keys - 1)
+            for d in diagonals
+        ]
+        return [last - first + 1 for first, last in ends if last >= first]
+
+    rows = [seen_by_rows(queries, n) for (queries, _), n in zip(pairs, used, strict=True)]
+    return any(seen and 2 * sum(n <= few for n in seen) >= len(seen) for seen in rows)
+
+
+def has_one_probability(config: Config) -> bool:
+    """Whether all weights are one number in each sequence: its rounding is then an error of dv that nothing averages out,
+    whatever the inputs, and plain attention's may happen to be the nearer one."""
+    uncut = not config.causal and config.window_size == (-1, -1)
+    return config.softmax_scale == 0 and uncut and not (config.bias or config.alibi)
 
 
 def passes_of(config: Config, pass_: str) -> list[bool]:
     """Whether backward, in turn until the path serves it."""
     attempts = {"fwd": [False], "bwd": [True], "both": [True, False]}[pass_]
-    return attempts[-1:] if sees_one_key(config) else attempts
+    return attempts[-1:] if sees_one_key(config) or has_one_probability(config) else attempts
 
 
 def verdict_of(config: Config, path: str, pass_: str, got: Results | None = None) -> tuple[str, str]:

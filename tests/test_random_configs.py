@@ -151,3 +151,35 @@ def test_what_goes_wrong_once_is_a_failure(monkeypatch, capsys):
     monkeypatch.setattr(Problem, "run", wrong_once)
     assert run(monkeypatch, "--config", "Config(seqlen_q=30, num_heads=1, num_heads_kv=1, seed=5)") == 1
     assert "dk: error" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(seqlen_q=9, seqlen_k=9, window_size=(0, 0)),
+        Config(seqlen_q=1, seqlen_k=82, window_size=(0, -1)),
+        Config(seqlen_q=2, seqlen_k=2, causal=True),
+        Config(seqlen_q=40, seqlen_k=2, dropout_p=0.1),
+        Config(lengths=((64, 100), (8, 1))),
+        Config(seqlen_q=40, seqlen_k=40, softmax_scale=0.0, dropout_p=0.1),
+    ],
+    ids=str,
+)
+def test_gradients_that_are_rounding_only_are_not_judged(config):
+    assert random_configs.passes_of(config, "both") == [False]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(seqlen_q=9, seqlen_k=9, window_size=(1, 0)),
+        Config(seqlen_q=3, seqlen_k=82, window_size=(0, -1)),
+        Config(seqlen_q=3, seqlen_k=3, causal=True),
+        Config(seqlen_q=40, seqlen_k=2),
+        Config(lengths=((64, 100), (8, 2))),
+        Config(seqlen_q=40, seqlen_k=40, softmax_scale=0.0, causal=True),
+    ],
+    ids=str,
+)
+def test_gradients_are_judged(config):
+    assert random_configs.passes_of(config, "both") == [True, False]
