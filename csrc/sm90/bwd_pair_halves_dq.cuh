@@ -7,7 +7,7 @@
 
 namespace flash::sm90 {
 
-// All steps of a tile of keys. kExact: deterministic.
+// All steps of a tile of keys. kExact: deterministic, whose sums are exact.
 template <class Traits, bool kExact>
 struct HalvesDq {
   static_assert(Traits::kHalfIsPanels && Traits::kHalfPanels == 2, "a half is a panel");

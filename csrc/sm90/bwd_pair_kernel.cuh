@@ -55,7 +55,8 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
   for (int i = 0; i < Traits::kDsStages; i++) ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
 }
 
-// Up to here exact sums in halves gain nothing.
+// In tiles of up to so many steps exact sums are faster in the plain loop. The likely reason is the size of the code
+// for halves.
 constexpr int kFewSteps = 16;
 
 // Warpgroup 2.
