@@ -19,6 +19,7 @@ import importlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -267,7 +268,7 @@ def _compile_row(row: int) -> str:
     own = [f"-DFLASH_EXT_ROW={row}"]
     unique = ["-fno-gnu-unique"] if "clang" not in os.environ.get("CXX", "") else []
     return _compile(
-        f"row{row}_{'_'.join(archs).replace('+', '_')}",
+        f"row{row}_{re.sub(r'[^0-9a-zA-Z]', '_', '_'.join(archs))}",
         toolkit,
         sources=[str(_build.CSRC / "variant.cpp"), *map(str, kernels)],
         extra_cflags=[*cflags(), *own, *unique],

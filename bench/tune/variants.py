@@ -25,7 +25,7 @@ class Variant:
     def defines(self) -> list[str]:
         """For csrc/attn/tune.h."""
         pass_, _, dtype, *_ = self.row_name.split()
-        which = "FP8" if dtype == "e4m3" else pass_.upper()
+        which = "FP8" if dtype == "e4m3" else "FWD" if pass_ == "fwd" else "BWD"  # the bias gradient has its tiles
         return [f"-DFLASH_TUNE_{which}={';'.join(f't.{field}' for field in self.fields)}"] if self.fields else []
 
 
@@ -42,7 +42,7 @@ def parse(text: str) -> list[Variant]:
         for field in fields.split():
             # No commas: nvcc splits the value of a -D there.
             if not re.fullmatch(r"\w+=-?[\w:]+", field):
-                raise ValueError(f"line {number}: a field must be name=number, got {field!r}")
+                raise ValueError(f"line {number}: a field must be name=value, got {field!r}")
         variants.append(Variant(name, row_name, tuple(fields.split())))
     names = [variant.name for variant in variants]
     twice = {name for name in names if names.count(name) > 1}

@@ -43,9 +43,6 @@ struct BwdBarriers {
     }
   }
 
-  // Before the arrival of copies among which there may be ordinary stores.
-  __device__ __forceinline__ static void publish_stores() { __threadfence_block(); }
-
   // `step` counts from 0.
   __device__ __forceinline__ void arrive_full(int step) const { ptx::cp_async_mbarrier_arrive(full(step)); }
   __device__ __forceinline__ void wait_full(int step) const {

@@ -40,7 +40,7 @@ __device__ __forceinline__ void BwdMainloop<Traits>::load_queries(const Step& st
     RowLoader<T, TileDo, kThreads>(params.dout, place.batch_index, place.q0, step.head, band.seqlen_q,
                                    params.head_dim_v)
         .load(stage + TileQ::kBytes, row0);
-    if constexpr (Traits::kHasBarriers) barriers.publish_stores();
+    if constexpr (Traits::kHasBarriers) publish_stores();
   }
   if constexpr (!Traits::kStatsFirst) load_stats(stage, row0, head);
   if constexpr (Traits::kHasBarriers) {

@@ -28,8 +28,6 @@ struct FwdBarriers {
       }
     }
   }
-  // Before the arrival of copies among which there may be ordinary stores.
-  __device__ __forceinline__ static void publish_stores() { __threadfence_block(); }
   __device__ __forceinline__ void arrive_full(int step) const { ptx::cp_async_mbarrier_arrive(full(step)); }
   __device__ __forceinline__ void wait_full(int step) const { ptx::mbarrier_wait(full(step), step / 2 & 1); }
   __device__ __forceinline__ void arrive_read(int step) const {

@@ -36,7 +36,7 @@ struct FwdCopies {
         RowLoader<T, TileV, Traits::kThreads>(params.v, at.work.batch_index, at.seq.k0, at.head_kv, at.seq.seqlen_k,
                                               params.head_dim_v)
             .load(stage(block, step) + TileK::kBytes, block * kBlockN, thread());
-        if constexpr (Traits::kIsPair) barriers().publish_stores();
+        if constexpr (Traits::kIsPair) publish_stores();
       }
       if constexpr (Traits::kIsPair) barriers().arrive_full(step);
     }

@@ -21,15 +21,14 @@ struct FwdMainloop {
   using TileK = typename Traits::TileK;
   using TileV = typename Traits::TileV;
   static constexpr int kBlockN = Traits::kBlockN, kRowTiles = Traits::kRowTiles, kWarpCols = Traits::kWarpCols;
-  static constexpr bool kIsPair = Traits::kIsPair;
+  static constexpr bool kIsPair = Traits::kIsPair, kQInRegs = Traits::kTile.kQInRegs;
   static constexpr int kBlocksPerCheck = 8;  // whether the sums are in range: at the end, and now and then before
   // What a step needs once is read from shared memory, unless registers are left for it: by ptxas' report, on sm_80,
   // sm_86, sm_90 and sm_120 alike.
   static constexpr bool kKeeps = kRowTiles == 1 || kIsPair;
-  static constexpr bool kMoves = kRowTiles == 1 || Traits::kTile.kQInRegs;
+  static constexpr bool kMoves = kRowTiles == 1 || kQInRegs;
   using Place = std::conditional_t<kKeeps, const FwdPlace, const FwdPlace&>;
   static constexpr int kStageBytes = FwdCopies<Traits>::kStageBytes;
-  static constexpr bool kQInRegs = Traits::kTile.kQInRegs;
   static constexpr int kKSteps = kQInRegs ? Traits::kHeadDim / 16 : 1;
 
   float acc_s[kRowTiles][kWarpCols / 8][4];           // (warp's rows, warp's keys of the block)

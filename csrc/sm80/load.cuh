@@ -45,6 +45,10 @@ __device__ __forceinline__ void load_whole_tile(uint32_t tile, const T* source, 
 }
 
 // Copies tiles of SmemTile `Tile` with kThreads threads.
+// Before an arrival that counts copies: it does not stand for ordinary stores, by which rows that are not aligned are
+// copied.
+__device__ __forceinline__ void publish_stores() { __threadfence_block(); }
+
 template <class T, class Tile, int kThreads>
 class RowLoader {
   using Lanes = CopyLanes<Tile, kThreads>;
@@ -59,7 +63,7 @@ class RowLoader {
         aligned_(chunks_aligned(t)) {}
 
   // Rows row0 ... row0 + kRows - 1 into the tile at shared address `tile`; belongs to the thread's next commit group.
-  // Rows that are not aligned are copied by ordinary stores, for which an arrival that counts copies does not stand.
+  // Rows that are not aligned are copied by ordinary stores (publish_stores).
   __device__ __forceinline__ void load(uint32_t tile, int row0, unsigned thread = threadIdx.x) const {
     const int row = Lanes::row(thread), col = Lanes::col(thread);
     const T* source = source_ + (row0 + row) * stride_ + col;  // the thread's first chunk

@@ -44,10 +44,10 @@ __device__ __forceinline__ void run_query_loader(const BwdArgs& args, BwdSmem<Tr
     ptx::mbarrier_wait(smem.tile_empty(tile), phase_of<Smem::kTiles>(tile) ^ 1);
     if (leads) {
       // As late as the copies allow: who claims early may keep a long tile waiting for the end of another.
-      if (tile > 0) claimed = claim_tile(args, claimed);
+      if (tile > 0) claimed = claim_tile(args, claimed, gridDim.x);
       block.empty = true;
 #pragma unroll 1
-      for (; claimed < args.order.count(); claimed = claim_tile(args, claimed)) {
+      for (; claimed < args.order.count(); claimed = claim_tile(args, claimed, gridDim.x)) {
         static_cast<BwdKeys&>(block) = BwdKeys::of(args, claimed, Traits::kBlockN);
         if (!block.empty) break;
       }

@@ -48,20 +48,14 @@ struct DeferredDq {
   __device__ __forceinline__ void start_peer(Sum& sum) {
     const int slot = index % Traits::kDsStages;
     const uint32_t phase = phase_of<Traits::kDsStages>(index);
-    ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
-    if (threadIdx.x % 128 == 0)
-      ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
+    wait_for_peer_ds(smem, slot, phase);
     issue_half_dq<Traits>(sum.acc, smem.peer_ds(slot), smem.peer_k(), true);
   }
 
   __device__ __forceinline__ void finish(Sum& sum) {
     ptx::wgmma_wait_group<0>();
     ptx::pin(sum.acc);
-    const int slot = index % Traits::kDsStages;
-    if (threadIdx.x % 32 == 0) {
-      ptx::mbarrier_arrive(smem.slot_empty(slot));
-      ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
-    }
+    release_ds(smem, index % Traits::kDsStages, rank);
     index++;
     step = block.steps.ahead(step, 1);
   }

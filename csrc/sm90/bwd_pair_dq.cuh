@@ -20,6 +20,21 @@ __device__ __forceinline__ void issue_half_dq(float (&acc)[kCount], uint32_t ds,
   ptx::wgmma_commit_group();
 }
 
+// Until the other block's dS is in the slot, whose barrier is armed for the next one.
+template <class Traits>
+__device__ __forceinline__ void wait_for_peer_ds(BwdPairSmem<Traits> smem, int slot, uint32_t phase) {
+  ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
+  if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);
+}
+
+// This warp has used the slot of both blocks.
+template <class Traits>
+__device__ __forceinline__ void release_ds(BwdPairSmem<Traits> smem, int slot, int rank) {
+  if (threadIdx.x % 32 != 0) return;
+  ptx::mbarrier_arrive(smem.slot_empty(slot));
+  ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
+}
+
 // As in bwd_dq.cuh, in all copies of K that dQ reads.
 template <class Traits>
 __device__ __forceinline__ void clear_unused_pair_keys(const BwdArgs& args, const BwdBlock& block,
@@ -62,18 +77,11 @@ __device__ __forceinline__ void add_pair_tile_to_dq(const BwdArgs& args, const B
       const int panels = piece * (kColumns / 64) * Traits::kPanelBytes;
       ptx::pin(acc);
       issue_half_dq<Traits>(acc, smem.slot(slot), own_k + panels, false);
-      if (piece == 0) {
-        ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
-        if (threadIdx.x % 128 == 0)
-          ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);  // the next one
-      }
+      if (piece == 0) wait_for_peer_ds(smem, slot, phase);
       issue_half_dq<Traits>(acc, smem.peer_ds(slot), smem.peer_k() + panels, true);
       ptx::wgmma_wait_group<0>();
       ptx::pin(acc);
-      if (piece == kPieces - 1 && threadIdx.x % 32 == 0) {
-        ptx::mbarrier_arrive(smem.slot_empty(slot));
-        ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
-      }
+      if (piece == kPieces - 1) release_ds(smem, slot, rank);
       if (my_band < bands) dq.add(args, acc, rank * kFirstGroup + piece * (kColumns / 8), groups);
     }
     step = block.steps.ahead(step, 1);

@@ -55,10 +55,6 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
   for (int i = 0; i < Traits::kDsStages; i++) ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
 }
 
-// In tiles of up to so many steps exact sums are faster in the plain loop. The likely reason is the size of the code
-// for halves.
-constexpr int kFewSteps = 16;
-
 // Warpgroup 2.
 template <class Traits>
 __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
@@ -68,7 +64,8 @@ __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBl
     if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, first}.run();
   } else if constexpr (Traits::kHalfIsPanels) {
     if (!args.p.deterministic) return HalvesDq<Traits, false>{args, block, smem, rank, index, first}.run();
-    if (block.steps.total() > kFewSteps) return HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
+    if (block.steps.total() > kFewStepsOfExactSums)
+      return HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
   }
   add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
 }

@@ -46,7 +46,7 @@ struct PairLoader {
     const uint32_t parity = count++ % 2;
     int index;
     if (rank == 0) {
-      index = pairs + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
+      index = claim_tile(args, last, pairs);
       ptx::mbarrier_wait_cluster(smem.claim_empty(), parity ^ 1);
       ptx::store_to_cluster(ptx::mapa(smem.claim(), 1), index);
       ptx::mbarrier_arrive_remote(smem.claim_full(), 1);
@@ -75,9 +75,9 @@ struct PairLoader {
       ptx::mbarrier_arrive(smem.tile_full(tile));
       if (block.empty) break;
       ptx::griddepcontrol_wait();  // for what the preprocess kernel wrote; passes at once later on
-      each_step(block, index, [&](int index, BwdSteps::Step step) {
-        const int stage = index % Traits::kStages;
-        ptx::mbarrier_wait(smem.q_empty(stage), phase_of<Traits::kStages>(index) ^ 1);
+      each_step(block, index, [&](int i, BwdSteps::Step step) {
+        const int stage = i % Traits::kStages;
+        ptx::mbarrier_wait(smem.q_empty(stage), phase_of<Traits::kStages>(i) ^ 1);
         load_q<Traits>(args, block, smem, stage, step);
       });
     }
@@ -90,11 +90,11 @@ struct PairLoader {
     for (int tile = 0;; tile++) {
       const BwdBlock& block = wait_for_tile(smem, shared, tile);
       if (block.empty) break;
-      each_step(block, index, [&](int index, BwdSteps::Step step) {
+      each_step(block, index, [&](int i, BwdSteps::Step step) {
 #pragma unroll
         for (int part = 0; part < DoutRing::kParts; part++) {
-          const int place = DoutRing::place(index, part);
-          ptx::mbarrier_wait(smem.dout_empty(place), DoutRing::parity(index, part) ^ 1);
+          const int place = DoutRing::place(i, part);
+          ptx::mbarrier_wait(smem.dout_empty(place), DoutRing::parity(i, part) ^ 1);
           load_dout<Traits>(args, block, smem, place, step, part);
         }
       });

@@ -14,8 +14,8 @@ struct BwdTile {
   int kv_stages;  // K and V tiles, up to 128; with two the next ones are there before the last ones are done with
   bool joint;     // more products in flight. Up to 128: S and dP together, and P stays in fp32 for dS (otherwise dS
                   // takes P rounded to 16 bit); pairs: the next step's first with this step's last
-  bool kv_in_registers;              // K and V as register operands of S and dP: they are read from shared memory once
-  int dq_columns;                    // columns of dQ that are computed at once: decides its registers
+  bool kv_in_registers;  // K and V as register operands of S and dP: they are read from shared memory once
+  int dq_columns;        // columns of dQ that are computed at once: decides its registers (256: of exact sums)
   int registers_main, registers_dq;  // of a thread; two main warpgroups, one for dQ and the producer share 512
   int registers_producer;
   int registers_moved = 0;  // from the first main warpgroup to the second, of a pair

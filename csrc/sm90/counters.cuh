@@ -20,15 +20,16 @@ static __device__ Counter tile_counters[kCounterSlots];
 // -1 when all are taken: the kernel then deals its tiles out statically.
 inline int counter_slot(int device, cudaStream_t stream) { return number_of_stream(device, stream, kCounterSlots); }
 
-// `Args` of a launch: counter_slot.
-// The tile behind `last` in the order of tiles that this thread block gets.
+// Args: of a launch, with its counter_slot. `workers`: its thread blocks, or pairs of them.
+
+// The tile behind `last` in the order of tiles that this worker gets.
 template <class Args>
-__device__ __forceinline__ int claim_tile(const Args& args, int last) {
-  if (args.counter_slot < 0) return last + gridDim.x;
-  return gridDim.x + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
+__device__ __forceinline__ int claim_tile(const Args& args, int last, int workers) {
+  if (args.counter_slot < 0) return last + workers;
+  return workers + atomicAdd(&tile_counters[args.counter_slot].claimed, 1);
 }
 
-// The last of `workers` thread blocks, or pairs, leaves the counter as it found it.
+// The last of them leaves the counter as it found it.
 template <class Args>
 __device__ __forceinline__ void finish_claims(const Args& args, int workers) {
   if (args.counter_slot < 0) return;

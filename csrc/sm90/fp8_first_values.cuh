@@ -43,7 +43,7 @@ __device__ __forceinline__ void turn_first_values(const Fp8Args& args, const Fp8
       ptx::cp_async_commit_group();
       ptx::cp_async_wait_group<0>();
       __syncwarp();
-      const int columns = min_of(Traits::kHeadDimV - unit.part % Traits::kPanelsV * 128, 128);
+      const int columns = columns_of<Traits>(unit);
       turn_values<4>(address, address, columns);
       __syncwarp();
       store_unit(place_of<Traits>(args, unit), smem.base + buffer, columns * kUnitKeys);

@@ -1,12 +1,8 @@
 // V -> V^T in tiles (fp8_layout.h): 8-bit wgmma takes both operands with the reduction dimension contiguous. Each tile
 // is needed by all tiles of queries of its heads, so warps that have nothing else to do turn it around once, in the
 // order of need, through memory that stays in the L2 cache; the producers wait for what is not ready yet.
-//
-// The copy engine has no part in it, so a fence between its view of memory and ours is needed once in a job, where its
-// units are handed over, and not in each of them.
 #pragma once
 
-#include "../ptx/fence.cuh"
 #include "fp8_turn.cuh"
 #include "fp8_unit_loader.cuh"
 
@@ -28,7 +24,7 @@ class Fp8Transposer : Fp8UnitLoader<Traits> {
       __syncwarp();
       const ValueUnit unit = smem.unit(turner, stage);
       if (unit.tile < 0) break;
-      const int columns = min_of(Traits::kHeadDimV - unit.part % Traits::kPanelsV * 128, 128);
+      const int columns = columns_of<Traits>(unit);
       turn_values(smem.raw(turner, stage), smem.turned(turner), columns);
       __syncwarp();
       store_unit(place_of<Traits>(args, unit), smem.base + Smem::kTurned + turner * Smem::kRawBytes,

@@ -79,6 +79,12 @@ __device__ __forceinline__ uint8_t* place_of(const Fp8Args& args, const ValueUni
          (unit.part / Traits::kPanelsV * Traits::kHeadDimV + unit.part % Traits::kPanelsV * 128) * kUnitKeys;
 }
 
+// Of this unit.
+template <class Traits>
+__device__ __forceinline__ int columns_of(const ValueUnit& unit) {
+  return min_of(Traits::kHeadDimV - unit.part % Traits::kPanelsV * 128, 128);
+}
+
 // By a warp: contiguous, from shared to global memory.
 __device__ __forceinline__ void store_unit(uint8_t* out, const uint8_t* turned, int bytes) {
   const int lane = threadIdx.x % 32;
@@ -95,7 +101,8 @@ __device__ __forceinline__ void store_unit(uint8_t* out, const uint8_t* turned, 
   }
 }
 
-// By one thread: a job of this tile is done.
+// By one thread: a job of this tile is done. The copy engine reads it, but had no part in making it, so the fence
+// between its view of memory and ours is needed once in a job and not in each unit.
 __device__ __forceinline__ void report_job(const Fp8Counters& counters, int tile) {
   ptx::fence_proxy_async_global();
   ptx::red_release(counters.ready() + tile, 1);

@@ -18,7 +18,7 @@ class FwdScheduler {
     if (args.counter_slot < 0) {
       index += gridDim.x;  // in every lane
     } else if (lane == 0) {
-      index = claim_tile(args, index);
+      index = claim_tile(args, index, gridDim.x);
     }
   }
   // The tile that was claimed.

@@ -124,8 +124,9 @@ def test_compiling_leaves_the_environment_alone(monkeypatch, tmp_path):
         before = dict(os.environ), cpp_extension.CUDA_HOME
         jit._compile("row", toolkit)
         assert (dict(os.environ), cpp_extension.CUDA_HOME) == before
-        found = [(str(ninja), str(tmp_path))]
-        assert list(seen.values()) == found or path is None  # then `which` looks in the system's folders
+        ((found, home),) = seen.values()
+        assert home == str(tmp_path)
+        assert found == str(ninja) or path is None  # then `which` looks in the system's folders
         seen.clear()
     monkeypatch.setenv("PATH", "/nowhere")
     ninja.unlink()
