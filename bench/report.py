@@ -13,12 +13,13 @@ from pathlib import Path
 from . import plots, results, table
 
 
-def merge_file(into: Path, path: Path) -> None:
+def merge_file(into: Path, path: Path, commit: str | None = None) -> None:
+    """Takes the rows of `path` into `into`; `commit` is that of rows which do not say theirs (default: the current one)."""
     fresh = results.load(path)
     machine = results.load(into) if into.exists() else {"gpu": fresh["gpu"]}
     if machine["gpu"] != fresh["gpu"]:
         raise ValueError(f"{path} was measured on {fresh['gpu']}, {into} on {machine['gpu']}")
-    rows = [{"commit": results.current_commit(), **row} for row in fresh["rows"]]
+    rows = [{"commit": commit or results.current_commit(), **row} for row in fresh["rows"]]
     results.save(into, {**machine, **fresh}, rows)
 
 

@@ -14,7 +14,16 @@ GPU_PATHS = tuple(reversed(CUDA_PATHS))
 PATHS = [*CPU_PATHS, *(pytest.param(path, marks=pytest.mark.gpu) for path in GPU_PATHS)]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share", metavar="I/N", help="every N-th test from the I-th on (0 to N - 1): N processes run all"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if share := config.getoption("--share"):
+        first, step = map(int, share.split("/"))
+        items[:] = items[first::step]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

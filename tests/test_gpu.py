@@ -136,6 +136,7 @@ def test_no_hidden_synchronisation():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
 def test_wrong_lengths_on_the_device_end(path, deterministic):

@@ -15,6 +15,7 @@ SMALL = Case("fwd", "grid", batch=2, seqlen=512, num_heads=4, num_heads_kv=4, ca
 OPTIONS = runner.Options("cuda", rounds=2, round_seconds=0.001, commit="abc")
 
 
+@pytest.mark.alone
 def test_host_time_does_not_count():
     x = torch.zeros(1024, device="cuda")
 
@@ -27,6 +28,7 @@ def test_host_time_does_not_count():
     assert timing.device_seconds(slow_to_enqueue, repeats=5, queue_seconds=0.0) > 0.0015
 
 
+@pytest.mark.alone
 def test_device_time_counts():
     cycles = timing.sleep_cycles_per_second() / 1000
     seconds = timing.device_seconds(lambda: torch.cuda._sleep(int(cycles)), repeats=3, queue_seconds=0.005)
