@@ -19,21 +19,29 @@ DeviceGuard::DeviceGuard(int device) : device_(device) {
   bound = device;
 }
 
-int multiprocessors(int device) {
+namespace {
+
+// An attribute of a device, which never changes: the driver is asked once per thread.
+template <cudaDeviceAttr kAttribute>
+int attribute_of(int device, const char* name) {
   static thread_local KnownPerDevice known;
   return known.get(device, [&] {
-    int count = 0;
-    FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "multiprocessor count");
-    return count;
+    int value = 0;
+    FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&value, kAttribute, device), name);
+    return value;
   });
 }
 
+}  // namespace
+
+int multiprocessors(int device) {
+  return attribute_of<cudaDevAttrMultiProcessorCount>(device, "cudaDevAttrMultiProcessorCount");
+}
+
 SharedMemory shared_memory_of(int device) {
-  SharedMemory memory{};
-  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&memory.per_block, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
-                   "cudaDevAttrMaxSharedMemoryPerBlockOptin");
-  FLASH_CHECK_CUDA(cudaDeviceGetAttribute(&memory.per_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
-                   "cudaDevAttrMaxSharedMemoryPerMultiprocessor");
+  const SharedMemory memory{
+      attribute_of<cudaDevAttrMaxSharedMemoryPerBlockOptin>(device, "cudaDevAttrMaxSharedMemoryPerBlockOptin"),
+      attribute_of<cudaDevAttrMaxSharedMemoryPerMultiprocessor>(device, "cudaDevAttrMaxSharedMemoryPerMultiprocessor")};
   static const char* const kib = std::getenv("FLASH_EXT_SHARED_MEMORY");
   if (kib == nullptr) return memory;
   FLASH_CHECK_ARG(std::atoi(kib) > 0, "FLASH_EXT_SHARED_MEMORY must be a number of KiB, got ", kib);
