@@ -68,7 +68,8 @@ void check_params(const AttnParams& p) {
   FLASH_CHECK_ARG(p.window_left >= -1 && p.window_right >= -1, "window_size must be -1 or more, got (", p.window_left,
                   ", ", p.window_right, ")");
   FLASH_CHECK_ARG(p.dropout_p >= 0.f && p.dropout_p < 1.f, "dropout_p must be in [0, 1), got ", p.dropout_p);
-  FLASH_CHECK_ARG(p.dropout_p == 0.f || p.rng_state != nullptr, "dropout needs rng_state");
+  FLASH_CHECK_ARG(p.dropout_p == 0.f || p.rng_state != nullptr,
+                  "rng_state must be given with a dropout_p, got nullptr and ", p.dropout_p);
 }
 
 Key key_of(Pass pass, Arch arch, const AttnParams& p) {

@@ -54,7 +54,8 @@ flash::DType dtype_of(const Tensor& t) {
     default:
       break;
   }
-  throw std::invalid_argument("dtype must be float32, float16, bfloat16 or float8_e4m3fn");
+  throw std::invalid_argument(flash::message("dtype must be float32, float16, bfloat16 or float8_e4m3fn, got ",
+                                             c10::toString(t.scalar_type())));
 }
 
 // A stride of a size-1 dimension means nothing and may be anything: 0 keeps address arithmetic and TMA maps sane.

@@ -38,6 +38,13 @@ inline bool tma_can_read(const Strided& t, int element_bytes) {
          t.batch * bytes % 16 == 0 && t.row >= 0 && t.head >= 0 && t.batch >= 0;
 }
 
+// Ordinary 16-byte loads and stores need the same.
+inline void check_aligned(const Strided& t, int element_bytes, const char* name) {
+  FLASH_CHECK_ARG(tma_can_read(t, element_bytes), name, " needs a 16-byte aligned address and strides in multiples of ",
+                  16 / element_bytes, " elements, got an address of 16n + ", reinterpret_cast<uintptr_t>(t.ptr) % 16,
+                  " and strides (", t.batch, ", ", t.row, ", ", t.head, ")");
+}
+
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
                                  const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
@@ -64,9 +71,7 @@ inline CUtensorMapDataType map_type(DType dtype) {
 
 inline CUtensorMap tensor_map(const Strided& t, const TensorShape& shape, DType dtype, int box_rows, const char* name) {
   const int element_bytes = dtype == DType::kE4M3 ? 1 : 2;
-  FLASH_CHECK_ARG(tma_can_read(t, element_bytes), name, " needs a 16-byte aligned address and strides in multiples of ",
-                  16 / element_bytes, " elements for the copy engine, got strides (", t.batch, ", ", t.row, ", ",
-                  t.head, ")");
+  check_aligned(t, element_bytes, name);
   FLASH_CHECK_ARG(t.row != 0 || shape.rows <= 1, name,
                   " must not be expanded along its rows: the copy engine needs a row stride other than 0");
   const int64_t strides[3] = {t.row, t.head, t.batch};

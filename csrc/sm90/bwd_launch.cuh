@@ -23,13 +23,6 @@ inline int heads_in_l2(const BwdParams& p) {
   return heads;
 }
 
-// What ordinary 16-byte loads and stores need.
-inline void check_aligned(const Strided& t, const char* name) {
-  FLASH_CHECK_ARG(ptx::tma_can_read(t, 2), name,
-                  " needs a 16-byte aligned address and strides in multiples of 8 elements, got strides (", t.batch,
-                  ", ", t.row, ", ", t.head, ")");
-}
-
 // The main kernels add dS to the gradient of a bias where it goes, atomically (bwd_helper.cuh). A bias of one row
 // or column would get all of it in a few places, and the order of the additions is not fixed. With softcap dS holds its
 // derivative, which the gradient of a bias, added behind it, does not.
@@ -41,10 +34,10 @@ inline BwdArgs bwd_args(const BwdParams& p, int block_m, int block_n, int rows_k
   FLASH_CHECK_ARG(p.head_dim % 8 == 0 && p.head_dim_v % 8 == 0, "head_dim must be a multiple of 8, got ", p.head_dim,
                   " and ", p.head_dim_v);
   check_rows(p);
-  check_aligned(p.out, "out");
-  check_aligned(p.dq, "dq");
-  check_aligned(p.dk, "dk");
-  check_aligned(p.dv, "dv");
+  ptx::check_aligned(p.out, 2, "out");
+  ptx::check_aligned(p.dq, 2, "dq");
+  ptx::check_aligned(p.dk, 2, "dk");
+  ptx::check_aligned(p.dv, 2, "dv");
   const BwdWorkspace w = BwdWorkspace::of(p, block_m);
   BwdArgs a;
   a.map_q = map_of_queries(p.q, p, p.head_dim, block_m, "q");

@@ -23,7 +23,8 @@ struct Fp8Workspace {
 template <class Traits>
 void launch_fp8(const FwdParams& p, Stream stream) {
   if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
-  check_sizes(p);
+  check_rows(p);
+  ptx::check_aligned(p.out, 2, "out");
   const auto workspace = Fp8Workspace::of<Traits>(p);
   FLASH_CHECK_ARG(p.workspace != nullptr, "workspace must hold ", workspace.bytes(), " bytes, got nullptr");
   const DeviceGuard guard(p.device);

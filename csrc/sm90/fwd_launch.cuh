@@ -73,15 +73,11 @@ int64_t set_even_tiles(FwdArgs& a, int64_t tiles) {
   return a.tail.count();
 }
 
-inline void check_sizes(const FwdParams& p) {
-  check_rows(p);
-  FLASH_CHECK_ARG(ptx::tma_can_read(p.out, 2), "out needs a 16-byte aligned address and strides in multiples of 8");
-}
-
 template <class Traits>
 void launch_fwd(const FwdParams& p, Stream stream) {
   if (p.batch == 0 || p.num_heads == 0 || p.total_q == 0) return;
-  check_sizes(p);
+  check_rows(p);
+  ptx::check_aligned(p.out, 2, "out");
   const DeviceGuard guard(p.device);
   FwdArgs args{};
   args.params = p;
