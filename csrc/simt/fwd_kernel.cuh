@@ -2,9 +2,9 @@
 // 1).
 #pragma once
 
+#include "fwd_softmax.cuh"
 #include "kernel.cuh"
 #include "score.cuh"
-#include "softmax.cuh"
 
 namespace flash::simt {
 

@@ -1,3 +1,4 @@
+// Backward from sm_80 on, head_dim up to 192.
 #include "bwd_launch.cuh"
 
 namespace flash::sm80 {

@@ -2,7 +2,7 @@
 // queries.
 #pragma once
 
-#include "epilogue.cuh"
+#include "fwd_epilogue.cuh"
 #include "schedule.h"
 
 namespace flash::sm80 {

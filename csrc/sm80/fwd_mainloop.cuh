@@ -7,10 +7,10 @@
 #include "fwd_pair.cuh"
 #include "fwd_place.cuh"
 #include "fwd_scores.cuh"
+#include "fwd_softmax.cuh"
 #include "fwd_traits.cuh"
 #include "gemm.cuh"
 #include "general.cuh"
-#include "softmax.cuh"
 
 namespace flash::sm80 {
 

@@ -1,3 +1,4 @@
+// Forward from sm_80 on, head_dim up to 256.
 #include "fwd_launch.cuh"
 
 namespace flash::sm80 {

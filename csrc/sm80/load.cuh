@@ -44,11 +44,11 @@ __device__ __forceinline__ void load_whole_tile(uint32_t tile, const T* source, 
   load_whole_chunks<Tile, kThreads>(tile + Tile::offset(row, col), source + row * stride + col, stride);
 }
 
-// Copies tiles of SmemTile `Tile` with kThreads threads.
 // Before an arrival that counts copies: it does not stand for ordinary stores, by which rows that are not aligned are
 // copied.
 __device__ __forceinline__ void publish_stores() { __threadfence_block(); }
 
+// Copies tiles of SmemTile `Tile` with kThreads threads.
 template <class T, class Tile, int kThreads>
 class RowLoader {
   using Lanes = CopyLanes<Tile, kThreads>;

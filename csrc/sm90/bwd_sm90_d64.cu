@@ -1,3 +1,4 @@
+// Hopper backward, head_dim up to 64.
 #include "bwd_launch.cuh"
 
 namespace flash::sm90 {

@@ -2,5 +2,5 @@
 #include "fwd_launch.cuh"
 
 namespace flash::sm90 {
-const RegisterRows<is_fwd<256>, FwdSm90> kFwdRegistered;
+const RegisterRows<is_fwd<256>, FwdSm90> kRegistered;
 }

@@ -2,5 +2,5 @@
 #include "fp8_launch.cuh"
 
 namespace flash::sm90 {
-const RegisterRows<is_fp8_fwd<128>, FwdSm90Fp8> kFwdFp8Registered;
+const RegisterRows<is_fp8_fwd<128>, FwdSm90Fp8> kRegistered;
 }
