@@ -195,10 +195,11 @@ def _check_features(q: Tensor, extras: Extras, batch: int, seqlen_q: int, seqlen
         check_kind(name, t)
         if t.device != q.device:
             raise ValueError(f"{name} must be on q's device {q.device}, got {t.device}")
-        allowed = (*DTYPES, torch.float64) if name == "alibi_slopes" or q.dtype == torch.float64 else tuple(DTYPES)
-        if t.dtype not in allowed:
+        takes_float64 = name == "alibi_slopes" or q.dtype == torch.float64
+        if t.dtype not in DTYPES and not (takes_float64 and t.dtype == torch.float64):
+            wanted = "float64, float32, float16 or bfloat16" if takes_float64 else "float32, float16 or bfloat16"
             hint = "; write a mask as torch.where(mask, 0.0, -inf)" if t.dtype == torch.bool else ""
-            raise TypeError(f"{name} must be float32, float16 or bfloat16, got {t.dtype}{hint}")
+            raise TypeError(f"{name} must be {wanted}, got {t.dtype}{hint}")
 
     slopes, bias, sinks = extras.alibi_slopes, extras.attn_bias, extras.sinks
     if slopes is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .call import check_kind
 from .interface import attend, flash_attn_varlen_func
 
 
@@ -111,10 +112,10 @@ def flash_attn_varlen_kvpacked_func(
 
 def _unbind(packed: Tensor, name: str, parts: int, dims: int) -> tuple[Tensor, ...]:
     """The parts of (..., parts, num_heads, head_dim), as views."""
-    if not isinstance(packed, Tensor) or packed.dim() != dims or packed.shape[-3] != parts:
-        got = tuple(packed.shape) if isinstance(packed, Tensor) else type(packed).__name__
+    check_kind(name, packed)
+    if packed.dim() != dims or packed.shape[-3] != parts:
         rows = "batch, seqlen" if dims == 5 else "total"
-        raise ValueError(f"{name} must have shape ({rows}, {parts}, num_heads, head_dim), got {got}")
+        raise ValueError(f"{name} must have shape ({rows}, {parts}, num_heads, head_dim), got {tuple(packed.shape)}")
     return packed.unbind(-3)
 
 
@@ -138,7 +139,7 @@ def flash_attn_with_kvcache(
     alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
-):
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention to a key-value cache that it may also extend. Not supported yet: raises ``NotImplementedError``."""
     raise NotImplementedError(
         "flash_attn_with_kvcache is not supported yet; forward and flash_attn_varlen_func (with seqused_k) read caches "

@@ -30,7 +30,7 @@ from .call import (
     lse_shape,
 )
 from .extension import _C, current_path
-from .numeric import integer
+from .numeric import flag, integer
 from .plan import Plan, copied, plan_for
 
 _LARGEST = 448.0  # e4m3
@@ -64,15 +64,18 @@ def quantize_fp8(
             outliers of single columns over all of them, where they cost the others less accuracy. Not for v.
 
     Returns:
-        x8 of x's shape, and descale (batch, num_heads_kv) float32, as ``forward`` takes them.
+        x8 of x's shape, and descale (batch, num_heads_kv) float32, as ``forward`` takes them; neither is differentiable.
+
+    Raises:
+        TypeError, ValueError: an argument that cannot be served.
     """
-    if isinstance(x, Tensor):
-        check_kind("x", x)
-    if not isinstance(x, Tensor) or not x.is_floating_point() or x.dim() != (4 if cu_seqlens is None else 3):
-        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+    check_kind("x", x)
+    if not x.is_floating_point():
+        raise TypeError(f"x must be a floating point tensor, got {x.dtype}")
+    if x.dim() != (4 if cu_seqlens is None else 3):
         raise ValueError(
-            "x must be a floating point tensor (batch, seqlen, num_heads, head_dim), or packed (total, num_heads, "
-            f"head_dim) with cu_seqlens; got {got}"
+            "x must have shape (batch, seqlen, num_heads, head_dim), or packed (total, num_heads, head_dim) with "
+            f"cu_seqlens; got {tuple(x.shape)}"
         )
     num_heads = x.shape[-2]
     num_heads_kv = num_heads if num_heads_kv is None else integer("num_heads_kv", num_heads_kv)
@@ -83,7 +86,7 @@ def quantize_fp8(
     if cu_seqlens is not None:
         check_starts("cu_seqlens", cu_seqlens, "x", x)
     x = x.detach().float()
-    if hadamard:
+    if flag("hadamard", hadamard):
         x = _rotated(x)
     groups = x.unflatten(-2, (num_heads_kv, -1))  # (..., rows, num_heads_kv, group, head_dim)
     largest = groups.abs().amax((-2, -1)) if x.numel() else groups.new_zeros(groups.shape[:-2])
@@ -126,13 +129,13 @@ def _of_rows(descale: Tensor, x: Tensor, cu_seqlens: Tensor | None) -> Tensor:
     return torch.cat([descale, of_none])[_segment_of_rows(x.shape[0], cu_seqlens)]
 
 
-def dequantise(tensors: Sequence[Tensor], descales: Sequence[Tensor | None], extras: Extras) -> list[Tensor]:
-    """q, k and v in bfloat16; ``descales`` as ``check_options`` gives them."""
+def dequantize(tensors: Sequence[Tensor], descales: Sequence[Tensor | None], extras: Extras) -> list[Tensor]:
+    """q, k and v in bfloat16; ``descales`` (batch, num_heads_kv) float32 or None, as ``check_options`` gives them."""
     starts = (extras.cu_seqlens_q, extras.cu_seqlens_k, extras.cu_seqlens_k)
-    return [_dequantise(*row) for row in zip(tensors, descales, starts, strict=True)]
+    return [_dequantize(*row) for row in zip(tensors, descales, starts, strict=True)]
 
 
-def _dequantise(t: Tensor, descale: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
+def _dequantize(t: Tensor, descale: Tensor | None, cu_seqlens: Tensor | None) -> Tensor:
     if descale is None:
         return t.to(torch.bfloat16)
     descale = descale.repeat_interleave(t.shape[-2] // descale.shape[1], dim=1)  # (batch, heads of t)
@@ -167,9 +170,11 @@ def check_options(
     result = []
     for name, descale in zip(_NAMES, options[:3], strict=True):
         if descale is not None:
-            if not isinstance(descale, Tensor) or descale.dtype != torch.float32 or descale.device != q.device:
-                got = f"{descale.dtype} on {descale.device}" if isinstance(descale, Tensor) else type(descale).__name__
-                raise TypeError(f"{name} must be a float32 tensor on q's device {q.device}, got {got}")
+            check_kind(name, descale)
+            if descale.dtype != torch.float32:
+                raise TypeError(f"{name} must be a float32 tensor, got {descale.dtype}")
+            if descale.device != q.device:
+                raise ValueError(f"{name} must be on q's device {q.device}, got {descale.device}")
             try:
                 descale = descale.detach().expand(shape)
             except RuntimeError:
@@ -183,8 +188,12 @@ class Float8Plan(Plan):
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, extras: Extras, scalars: Scalars):
         super().__init__(q, k, v, extras, scalars)
-        given = {"attn_bias": extras.attn_bias is not None, "ALiBi": extras.alibi_slopes is not None}
-        self.unserved = [name for name, has in {**given, "dropout": scalars.dropout_p != 0}.items() if has]
+        given = {
+            "attn_bias": extras.attn_bias is not None,
+            "ALiBi": extras.alibi_slopes is not None,
+            "dropout": scalars.dropout_p != 0,
+        }
+        self.unserved = [name for name, has in given.items() if has]
 
     @cached_property
     def why_not(self) -> str:
@@ -196,7 +205,16 @@ class Float8Plan(Plan):
             return str(error)
         return "" if choice.row >= 0 else f"path {choice.path} has no float8 kernel"
 
-    def forward8(self, q, k, v, extras: Extras, descales: Sequence[Tensor | None], out_dtype: torch.dtype):
+    def forward8(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        extras: Extras,
+        descales: Sequence[Tensor | None],
+        out_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        """(out, lse) by the float8 kernel; ``descales`` as ``check_options`` gives them."""
         if self.checks_lengths:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
         if self.no_queries or self.no_keys:
@@ -207,7 +225,7 @@ class Float8Plan(Plan):
 
 
 def attend(call: Arguments, options: Float8Options | None) -> tuple[Tensor, Tensor]:
-    """(out, lse)."""
+    """(out, lse) of a call whose q, k and v are float8, not checked yet."""
     q, k, v = call.main
     options = options or Float8Options()
     refuse_gradients(q, k, v)
@@ -215,7 +233,7 @@ def attend(call: Arguments, options: Float8Options | None) -> tuple[Tensor, Tens
     descales, out_dtype = check_options(options, q, k, checked)
     extras = canonical(q, checked, scalars.dropout_p)
     if wants_gradient(extras):
-        out, lse = torch.ops.flash_ext.fwd(*dequantise((q, k, v), descales, extras), *extras, *scalars)
+        out, lse = torch.ops.flash_ext.fwd(*dequantize((q, k, v), descales, extras), *extras, *scalars)
         return out.to(out_dtype), lse
     if torch.compiler.is_compiling() or not _C.signature(q, k, v, *extras[:6]):
         return torch.ops.flash_ext.fwd_float8(q, k, v, *extras, *descales, *scalars, out_dtype)
@@ -226,7 +244,7 @@ def _run(q, k, v, extras: Extras, descales, scalars: Scalars, out_dtype: torch.d
     plan = plan_for(q, k, v, extras, scalars, Float8Plan)
     if not plan.why_not:
         return plan.forward8(q, k, v, extras, descales, out_dtype)
-    q, k, v = dequantise((q, k, v), descales, extras)
+    q, k, v = dequantize((q, k, v), descales, extras)
     out, lse = plan_for(q, k, v, extras, scalars).forward(q, k, v, extras)
     return out.to(out_dtype), lse
 

@@ -6,13 +6,9 @@ import math
 
 import pytest
 import torch
+from inputs import int32, make_qkv
 
 import flash_ext
-
-
-def make(dtype=torch.float32, q=(2, 5, 4, 16), k=(2, 7, 2, 16), v=None):
-    return torch.randn(q).to(dtype), torch.randn(k).to(dtype), torch.randn(v or k).to(dtype)
-
 
 # (error, words of its message, arguments that differ from a good call)
 BAD = [
@@ -55,7 +51,7 @@ BAD = [
     (ValueError, r"dropout_p must be in \[0, 1\) .*, got 1.0", {"dropout_p": 1.0}),
     (ValueError, r"dropout_p must be in \[0, 1\) as a float32, got 0.99999", {"dropout_p": 1 - 1e-9}),
     (ValueError, r"alibi_slopes must have shape \(4,\) or \(2, 4\), got \(3,\)", {"alibi_slopes": torch.zeros(3)}),
-    (TypeError, "alibi_slopes .*int64", {"alibi_slopes": torch.zeros(4).long()}),
+    (TypeError, "alibi_slopes must be float64, .*int64", {"alibi_slopes": torch.zeros(4).long()}),
     (ValueError, "alibi_slopes .*detach", {"alibi_slopes": torch.zeros(4, requires_grad=True)}),
     (ValueError, "alibi_slopes must be on q's device", {"alibi_slopes": torch.zeros(4, device="meta")}),
     (ValueError, "attn_bias must be broadcastable", {"attn_bias": torch.zeros(5, 6)}),
@@ -71,7 +67,7 @@ BAD = [
 
 
 def call_with(function, change):
-    q, k, v = make()
+    q, k, v = make_qkv()
     arguments = {"q": q, "k": k, "v": v} | change
     return function(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
 
@@ -92,8 +88,9 @@ def test_bad_argument_is_named_under_autocast(error, words, change):
 @pytest.mark.parametrize(
     ("error", "words", "change"),
     [
-        (TypeError, "q_descale must be a float32 tensor", {"q_descale": 1.0}),
-        (TypeError, "k_descale must be a float32 tensor", {"k_descale": torch.ones(2, 2).double()}),
+        (TypeError, "q_descale must be a tensor, got float", {"q_descale": 1.0}),
+        (TypeError, "k_descale must be a float32 tensor, got torch.float64", {"k_descale": torch.ones(2, 2).double()}),
+        (ValueError, "v_descale must be on q's device cpu, got meta", {"v_descale": torch.ones(2, 2, device="meta")}),
         (ValueError, r"v_descale must be broadcastable to \(2, 2\), got \(2, 4\)", {"v_descale": torch.ones(2, 4)}),
         (TypeError, "out_dtype must be", {"out_dtype": torch.float32}),
         (TypeError, "v must have q's dtype", {"v": torch.zeros(2, 7, 2, 16)}),
@@ -101,7 +98,7 @@ def test_bad_argument_is_named_under_autocast(error, words, change):
 )
 @pytest.mark.parametrize("function", [flash_ext.forward, flash_ext.explain])
 def test_bad_float8_argument_is_named(function, error, words, change):
-    q, k, v = (t.to(torch.float8_e4m3fn) for t in make())
+    q, k, v = (t.to(torch.float8_e4m3fn) for t in make_qkv())
     with pytest.raises(error, match=words):
         call_with(function, {"q": q, "k": k, "v": v} | change)
 
@@ -118,7 +115,7 @@ def test_sizes_beyond_what_indices_hold_are_named():
 
 
 def test_a_bad_argument_is_named_in_compiled_calls():
-    q, k, v = make()
+    q, k, v = make_qkv()
     function = torch.compile(lambda q: flash_ext.forward(q, k, v, softcap=-1.0), backend="eager", fullgraph=True)
     with pytest.raises(Exception, match="softcap must be 0 for none"):
         function(q)
@@ -136,10 +133,6 @@ def packed(**changes):
         "max_seqlen_k": 7,
     }
     return flash_ext.flash_attn_varlen_func(**(arguments | changes))
-
-
-def int32(*numbers):
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +187,10 @@ def test_bad_argument_of_merge_states_is_named(error, words, change):
 @pytest.mark.parametrize(
     ("error", "words", "x", "options"),
     [
-        (ValueError, "x must be a floating point tensor", [1.0], {}),
-        (ValueError, "x must be a floating point tensor", torch.zeros(5, 4, 16), {}),
-        (ValueError, "x must be a floating point tensor", torch.zeros(2, 5, 4, 16).int(), {}),
+        (TypeError, "x must be a tensor, got list", [1.0], {}),
+        (ValueError, r"x must have shape \(batch, seqlen, .* got \(5, 4, 16\)", torch.zeros(5, 4, 16), {}),
+        (TypeError, "x must be a floating point tensor, got torch.int32", torch.zeros(2, 5, 4, 16).int(), {}),
+        (TypeError, "hadamard must be True or False, got 'no'", torch.zeros(2, 5, 4, 16), {"hadamard": "no"}),
         (ValueError, "x must have a head_dim", torch.zeros(2, 5, 4, 0), {}),
         (ValueError, "num_heads_kv must be an int that divides", torch.zeros(2, 5, 4, 16), {"num_heads_kv": 3}),
         (TypeError, "num_heads_kv must be an int, got '2'", torch.zeros(2, 5, 4, 16), {"num_heads_kv": "2"}),
@@ -214,7 +208,7 @@ def test_bad_argument_of_quantize_fp8_is_named(error, words, x, options):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_slopes_of_any_float_dtype(dtype):
-    q, k, v = make()
+    q, k, v = make_qkv()
     slopes = torch.tensor([0.5, 0.25, 1.0, 2.0])
     expected = flash_ext.forward(q, k, v, alibi_slopes=slopes)
     assert torch.equal(expected, flash_ext.forward(q, k, v, alibi_slopes=slopes.to(dtype)))
@@ -222,7 +216,7 @@ def test_slopes_of_any_float_dtype(dtype):
 
 
 def test_bias_forms_agree():
-    q, k, v = make()
+    q, k, v = make_qkv()
     bias = torch.randn(5, 7)
     expected = flash_ext.forward(q, k, v, attn_bias=bias)
     for form in (bias[None], bias[None, None], bias.expand(2, 4, 5, 7), bias.t().contiguous().t()):
@@ -232,7 +226,7 @@ def test_bias_forms_agree():
 
 
 def test_numbers_of_any_kind():
-    q, k, v = make()
+    q, k, v = make_qkv()
     expected = flash_ext.forward(q, k, v, softmax_scale=1.0, softcap=2.0, window_size=(3, 2), causal=True)
     forms = {"softmax_scale": 1, "softcap": 2, "window_size": [3, 2], "causal": 1}
     for _ in range(2):  # the second call is one that was checked before
@@ -242,7 +236,7 @@ def test_numbers_of_any_kind():
 
 @pytest.mark.parametrize("softcap", [1e-30, 1e30])
 def test_the_smallest_and_the_largest_softcap(softcap):
-    q, k, v = make()
+    q, k, v = make_qkv()
     expected = v.mean(1, keepdim=True).repeat_interleave(2, 2).expand_as(q)  # every score is 0
     if softcap > 1:
         expected = flash_ext.forward(q, k, v)
@@ -257,14 +251,14 @@ def test_lengths_longer_than_the_tensors():
 
 
 def test_a_value_without_truth_is_no_flag():
-    q, k, v = make()
+    q, k, v = make_qkv()
     for _ in range(2):  # the second call is one that was checked before
         with pytest.raises((RuntimeError, ValueError), match="ambiguous"):
             flash_ext.forward(q, k, v, return_lse=torch.zeros(2))
 
 
 def test_number_of_results():
-    q, k, v = make()
+    q, k, v = make_qkv()
     assert isinstance(flash_ext.forward(q, k, v), torch.Tensor)
     out, lse = flash_ext.forward(q, k, v, return_lse=True)
     assert out.shape == (2, 5, 4, 16) and lse.shape == (2, 4, 5) and lse.dtype == torch.float32

@@ -11,19 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch._dynamo.compiled_autograd
+from inputs import gradients, make
 from torch.utils.checkpoint import checkpoint
 
 import flash_ext
 from flash_ext.call import Extras, Scalars
 from flash_ext.plan import _dsinks
-
-
-def make(*shape, dtype=torch.float32, grad=True):
-    return torch.randn(shape or (2, 9, 4, 16), dtype=dtype, requires_grad=grad)
-
-
-def gradients(out, inputs):
-    return torch.autograd.grad(out, inputs, torch.ones_like(out) * 0.5)
 
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "kv"])

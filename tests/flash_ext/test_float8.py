@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from inputs import int32, make_qkv
 
 import flash_ext
 from flash_ext.float8 import _rotated
@@ -147,21 +148,6 @@ def test_scales_broadcast():
         assert torch.equal(flash_ext.forward(*tensors, v_descale=scale), whole)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "options"),
-    [
-        (ValueError, "k_descale must be broadcastable", {"k_descale": torch.ones(3, 2)}),
-        (TypeError, "q_descale must be a float32", {"q_descale": torch.ones(2, 2).half()}),
-        (TypeError, "v_descale must be a float32", {"v_descale": 0.5}),
-        (TypeError, "out_dtype must be", {"out_dtype": torch.float32}),
-    ],
-)
-def test_options_are_checked(error: type, message: str, options: dict):
-    tensors, _ = quantised()
-    with pytest.raises(error, match=message):
-        flash_ext.forward(*tensors, **options)
-
-
 def test_options_are_for_float8_only():
     x = make(1, 4, 2, 32)
     with pytest.raises(ValueError, match="v_descale must be given with float8"):
@@ -201,3 +187,24 @@ def test_compiled():
 
     scale = options["v_descale"]
     assert torch.equal(call(*tensors, scale), flash_ext.forward(*tensors, v_descale=scale))
+
+
+def test_they_take_no_gradient():
+    q, k, v = (t.to(FLOAT8) for t in make_qkv())
+    with pytest.raises(ValueError, match="float8 must not require a gradient"):
+        flash_ext.forward(q.requires_grad_(), k, v)
+    with torch.no_grad():
+        assert flash_ext.forward(q, k, v).dtype == torch.bfloat16
+
+
+def test_packed_scales_belong_to_segments():
+    q, k, v = (torch.randn(n, 2, 16).to(FLOAT8) for n in (10, 12, 12))
+    lengths = (int32(0, 4, 10), int32(0, 5, 12), 6, 7)
+    scale = torch.tensor([[0.5, 1.0], [2.0, 0.25]])
+    out = flash_ext.flash_attn_varlen_func(q, k, v, *lengths, q_descale=scale, v_descale=scale)
+    rows = torch.tensor([0] * 4 + [1] * 6), torch.tensor([0] * 5 + [1] * 7)
+    scaled_q, scaled_v = q.float() * scale[rows[0]][..., None], v.float() * scale[rows[1]][..., None]
+    exact = flash_ext.flash_attn_varlen_func(scaled_q, k.float(), scaled_v, *lengths)
+    assert torch.allclose(out.float(), exact, atol=0.03)
+    with pytest.raises(ValueError, match="k_descale must be broadcastable"):
+        flash_ext.flash_attn_varlen_func(q, k, v, *lengths, k_descale=torch.ones(3, 2))

@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo.testing
+from inputs import gradients, make
 
 import flash_ext
 from flash_ext.call import Extras, Scalars, new_rng_state
-
-
-def make(*shape, dtype=torch.float32, grad=True):
-    return torch.randn(shape or (2, 9, 4, 16), dtype=dtype, requires_grad=grad)
-
-
-def gradients(out, inputs):
-    return torch.autograd.grad(out, inputs, torch.ones_like(out) * 0.5)
 
 
 def arguments(packed=False, everything=False, causal=True):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from inputs import make
 
 import flash_ext
 from flash_ext import jit
@@ -14,10 +15,6 @@ from flash_ext.call import Arguments, check_call
 from flash_ext.extension import _C
 from flash_ext.plan import Plan, remember
 from flash_ext.testing import Problem, poison
-
-
-def make(*shape, dtype=torch.float32, grad=True):
-    return torch.randn(shape or (2, 9, 4, 16), dtype=dtype, requires_grad=grad)
 
 
 def test_autocast_that_converts_nothing_takes_the_short_way(monkeypatch):
