@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flash_ext import testing
+from flash_ext import tolerance
 
 from .cases import DTYPES, Case, Inputs
 from .standard import standard_attention
@@ -110,10 +110,10 @@ class Checker:
 
 
 def disagreement(name: str, got: Tensor, reference: Tensor, plain: Tensor, dtype: str) -> str:
-    """The rule of flash_ext.testing; for e4m3, which has none there, a bound on the relative error."""
+    """The rule of flash_ext.tolerance; for e4m3, which has none there, a bound on the relative error."""
     if dtype != "e4m3":
         results = ({name: x} for x in (got, reference, plain))
-        return "; ".join(testing.failures(*results, DTYPES[dtype]))
+        return "; ".join(tolerance.failures(*results, DTYPES[dtype]))
     error = relative_error(got, reference)
     return "" if error <= FP8_NORM_LIMIT else f"{name}: relative error {error:.3g}, allowed {FP8_NORM_LIMIT}"
 

@@ -2,7 +2,7 @@
 inputs.
 
 ``Config`` describes a problem completely, so that a failure can be repeated from one line. ``CASES`` are judged by the
-rule of ``flash_ext.testing``; ``behaviours.py`` has functions that state what else has to hold.
+rule of ``flash_ext.tolerance``; ``behaviours.py`` has functions that state what else has to hold.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flash_ext.reference import dropout_mask
-from flash_ext.testing import Problem, Results
+from flash_ext.testing import Problem
+from flash_ext.tolerance import Results
 
 
 class ClosedForm:

@@ -30,7 +30,8 @@ from closed_form import ClosedForm  # noqa: E402
 from screen import Float8Screen, Screen  # noqa: E402
 
 from flash_ext.dispatch import PATHS  # noqa: E402
-from flash_ext.testing import Results, check, check_draws, device_of, poison  # noqa: E402
+from flash_ext.testing import check, check_draws, device_of, poison  # noqa: E402
+from flash_ext.tolerance import Results  # noqa: E402
 
 HEAD_DIMS = (64, 64, 64, 128, 128, 128, 256, 96, 192, 8, 16, 32, 40, 72, 80, 104, 112, 160, 224)
 # Of ten thousand problems it is the unluckiest that is judged again: beside twelve draws of it plain attention may still

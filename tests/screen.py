@@ -1,4 +1,4 @@
-"""The rule of ``flash_ext.testing`` for many problems at once: the device is asked once for the errors of all of them."""
+"""The rule of ``flash_ext.tolerance`` for many problems at once: the device is asked once for the errors of all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cases import DTYPES, Config
 from float8_problems import Deviations, deviations, float8_problem
 from torch import Tensor
 
-from flash_ext.testing import Errors, Results, judge
+from flash_ext.tolerance import Errors, Results, judge
 
 CONFIGS = 32  # in one question
 NUMBERS = 2**25  # or so many, whatever comes first

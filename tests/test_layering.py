@@ -12,11 +12,13 @@ ROOT = Path(__file__).resolve().parent.parent
 CSRC = ROOT / "csrc"
 SOURCES = sorted(p for p in CSRC.rglob("*") if p.suffix in (".h", ".cuh", ".cu", ".cpp"))
 KERNEL_FILES = sorted(p for p in CSRC.rglob("*.cu") if p.parent.name != "attn")
-PYTHON = sorted(p for folder in ("flash_ext", "tests", "bench", "examples") for p in (ROOT / folder).rglob("*.py"))
+PYTHON_FOLDERS = ("flash_ext", "build_tools", "bench", "examples", "tests")
+PYTHON = [ROOT / "setup.py", *sorted(p for folder in PYTHON_FOLDERS for p in (ROOT / folder).rglob("*.py"))]
 
 # A file may include files of its own folder and of these. "" is csrc/ itself.
 MAY_INCLUDE = {"ptx": set(), "attn": {"ptx"}} | {arch: {"attn", "ptx"} for arch in ("sm90", "sm80", "simt", "cpu")}
 CONTRACT = {"params.h", "instances.h", "registry.h", "check.h"}
+MAY_INCLUDE_OF_THE_TOP = {"ptx": {"check.h", "params.h"}, "cpu": CONTRACT | {"api.h"}}  # cpu is a part of api.h
 INCLUDED_MANY_TIMES = {"tile_ops_simd.h"}
 
 
@@ -42,10 +44,7 @@ def test_includes_go_one_way(path):
         if target_layer == layer:
             continue
         if target_layer == "":
-            allowed = {"ptx": {"check.h", "params.h"}, "cpu": CONTRACT | {"api.h"}}.get(
-                layer, CONTRACT
-            )  # cpu is a part of api.h
-            assert target.name in allowed, f"{layer} includes {name}"
+            assert target.name in MAY_INCLUDE_OF_THE_TOP.get(layer, CONTRACT), f"{layer} includes {name}"
         else:
             assert target_layer in MAY_INCLUDE.get(layer, set()), f"{layer or 'csrc'} includes {name}"
 
@@ -95,7 +94,7 @@ def test_global_functions_are_tables_of_contents(path):
         assert lines <= 60, f"a __global__ function of {lines} lines"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
+@pytest.mark.parametrize("path", [*SOURCES, *PYTHON], ids=relative)
 def test_files_stay_short(path):
     assert path.read_text().count("\n") <= 300
 
@@ -150,7 +149,18 @@ def test_pure_modules_do_not_import_torch():
 
 def test_python_layers_go_one_way():
     """From the pure ones to the public ones; the build files stand apart."""
-    order = ["dispatch", "reference", "jit", "numeric", "call", "extension", "reference_path", "autograd", "plan"]
+    order = [
+        "dispatch",
+        "reference",
+        "tolerance",
+        "jit",
+        "numeric",
+        "call",
+        "extension",
+        "reference_path",
+        "autograd",
+        "plan",
+    ]
     order += ["ops", "float8", "explain", "interface", "flash_attn", "testing"]
     for name in order:
         text = (ROOT / "flash_ext" / f"{name}.py").read_text()
