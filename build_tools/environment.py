@@ -1,4 +1,4 @@
-"""What the machine offers: the torch to build against, the host compiler, ninja, cores and memory."""
+"""What the machine offers: the torch to build against, the host compiler, cores and memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def find_torch() -> Torch:
             if tuple(torch.python) == sys.version_info[:2]:
                 return torch
         elif "No module named 'torch'" not in result.stderr:
-            broken = result.stderr.strip().splitlines()[-1]
+            said = result.stderr.strip().splitlines()
+            broken = said[-1] if said else f"{python} ended with status {result.returncode}"
     raise BuildError(
         (f"torch cannot be imported in the environment that runs this build: {broken}. " if broken else "")
         + f"No torch for Python {sys.version_info[0]}.{sys.version_info[1]} was found (looked from {sys.executable}). "
@@ -82,6 +83,7 @@ def check_setuptools(version: str) -> None:
 
 
 def find_compiler() -> str:
+    """The C++ compiler that CXX names, else the first usual one."""
     named = os.environ.get("CXX", "")
     for name in [named] if named else ["g++", "c++", "clang++"]:
         if path := shutil.which(name):
@@ -95,14 +97,6 @@ def python_include() -> str:
     if not os.path.isfile(f"{include}/Python.h"):
         raise BuildError(f"{include}/Python.h is missing. Install it (Debian: apt-get install python3-dev).")
     return include
-
-
-def find_ninja() -> str:
-    beside = Path(sys.executable).with_name("ninja")  # a virtual environment that was not activated
-    path = shutil.which("ninja") or (str(beside) if beside.is_file() else None)
-    if path is None:
-        raise BuildError("ninja is not on PATH. Install it: pip install ninja")
-    return path
 
 
 # ---- how much at once ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from .environment import Torch, find_compiler, find_ninja, find_torch, parallel_jobs, python_include
+from .environment import Torch, find_compiler, find_torch, parallel_jobs, python_include
 from .shared import ROOT, BuildError, build
 
 # CPU seconds of one file on one core, the kernels for one architecture; only for the estimate that is printed.
@@ -135,7 +135,7 @@ def run(plan: Plan, library: Path, say=print) -> None:
     """Build `library` (flash_ext/_C.*.so) and write down beside it what it was built with."""
     jobs = announce(plan, say)
     ninja_file = write_ninja(plan)
-    result = subprocess.run([find_ninja(), "-f", str(ninja_file), "-C", str(plan.folder), f"-j{jobs}"])
+    result = subprocess.run([build.find_ninja(), "-f", str(ninja_file), "-C", str(plan.folder), f"-j{jobs}"])
     if result.returncode != 0:
         raise BuildError("A file did not compile or link; the compiler's message stands above (pip shows it with -v).")
     library.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class BuildError(RuntimeError):
     """One readable message that ends with the way out."""
 
 
-# ---- toolkit ---------------------------------------------------------------------------------------------------------
+# ---- tools -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,14 @@ def find_toolkit(torch_cuda: str | None) -> Toolkit | None:
         f"The toolkit is too old: {have}; at least {OLDEST_NVCC[0]}.{OLDEST_NVCC[1]} is needed. Install a newer one and "
         f"set CUDA_HOME to it; {CPU_ONLY}."
     )
+
+
+def find_ninja() -> str:
+    """Also that of a virtual environment that was not activated."""
+    path = shutil.which("ninja") or shutil.which("ninja", path=str(Path(sys.executable).parent))
+    if path is None:
+        raise BuildError("ninja is not on PATH. Install it: pip install ninja")
+    return path
 
 
 # ---- architectures ---------------------------------------------------------------------------------------------------

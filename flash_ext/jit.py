@@ -20,7 +20,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 import warnings
@@ -93,14 +92,6 @@ def _find_toolkit(torch_cuda: str, *environment: str | None) -> _build.Toolkit |
     return _build.find_toolkit(torch_cuda)
 
 
-def _ninja() -> str:
-    """Also that of a virtual environment that was not activated."""
-    path = shutil.which("ninja") or shutil.which("ninja", path=Path(sys.executable).parent)
-    if path is None:
-        raise BuildError("ninja is not on PATH. Install it: pip install ninja")
-    return path
-
-
 def _compile(name: str, toolkit: _build.Toolkit | None = None, **options: Any) -> Any:
     checkout = hashlib.sha256(str(_build.CSRC).encode()).hexdigest()[:8]  # two source trees do not share a cache entry
     with _tools(toolkit) as cpp_extension:
@@ -114,7 +105,7 @@ def _compile(name: str, toolkit: _build.Toolkit | None = None, **options: Any) -
 def _tools(toolkit: _build.Toolkit | None) -> Iterator[ModuleType]:
     """torch.utils.cpp_extension with ninja on PATH and with this toolkit; for the user everything stays as it was."""
     path = os.environ.get("PATH")
-    os.environ["PATH"] = os.pathsep.join([*([path] if path else []), str(Path(_ninja()).parent)])
+    os.environ["PATH"] = os.pathsep.join([*([path] if path else []), str(Path(_build.find_ninja()).parent)])
     cpp_extension = importlib.import_module("torch.utils.cpp_extension")
     cuda_home = cpp_extension.CUDA_HOME
     if toolkit is not None:
@@ -246,7 +237,7 @@ def _why_no_jit() -> str | None:
     if os.environ.get("FLASH_EXT_JIT") == "0":
         return "FLASH_EXT_JIT=0 forbids compiling it now."
     try:
-        _toolkit(), _ninja()
+        _toolkit(), _build.find_ninja()
     except BuildError as error:
         return str(error)
     return None

@@ -24,6 +24,12 @@ def test_torch_that_cannot_be_imported_says_why(monkeypatch):
         environment.find_torch()
 
 
+def test_a_probe_that_dies_without_a_word_says_so(monkeypatch):
+    monkeypatch.setattr(environment, "_PROBE", "import os; os._exit(7)")
+    with pytest.raises(BuildError, match="cannot be imported .* ended with status 7"):
+        environment.find_torch()
+
+
 def test_torch_is_found_from_an_isolated_build(monkeypatch, tmp_path):
     # pip hides the caller's packages by a sitecustomize on PYTHONPATH; the caller's torch is still the one to use.
     (tmp_path / "sitecustomize.py").write_text(
@@ -58,10 +64,12 @@ def test_python_headers_missing(monkeypatch, tmp_path):
         environment.python_include()
 
 
-def test_ninja_missing(bare_machine, monkeypatch):
-    monkeypatch.setattr(sys, "executable", str(bare_machine / "python"))
+def test_ninja_may_lie_beside_python(bare_machine, write_program, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(BuildError, match="pip install ninja"):
-        environment.find_ninja()
+        build.find_ninja()
+    ninja = write_program(tmp_path / "ninja", "")
+    assert build.find_ninja() == str(ninja)
 
 
 # ---- what will be built ----------------------------------------------------------------------------------------------
