@@ -17,7 +17,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -262,7 +261,7 @@ def main() -> int:
 def record(rows: list[dict]) -> None:
     from . import results
 
-    stamp = {"commit": results.current_commit(), "date": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())}
+    stamp = results.stamp()
     results.save(results.RESULTS / "build.json", results.machine(), [{**row, **stamp} for row in rows])
 
 

@@ -62,12 +62,18 @@ def case_fields(case: Case) -> dict:
 
 
 def make_row(case: Case, unit: str, values: dict[str, float], arch_path: str, commit: str | None = None) -> dict:
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    stamp = {"commit": commit or current_commit(), "date": now, "arch_path": arch_path}
+    """The row of `case` with the number of each library in `unit`; `arch_path`: the path that flash_ext took."""
     numbers = {name: rounded(value) for name, value in values.items()}
     own = {name: value for name, value in numbers.items() if name in OURS and name != "flash_ext"}
-    row = {**case_fields(case), **stamp, unit: {n: value for n, value in numbers.items() if n not in own}}
+    row = {**case_fields(case), **stamp(commit), "arch_path": arch_path}
+    row[unit] = {name: value for name, value in numbers.items() if name not in own}
     return {**row, "own": own} if own else row
+
+
+def stamp(commit: str | None = None) -> dict[str, str]:
+    """What was measured, and when."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"commit": commit or current_commit(), "date": now}
 
 
 def rounded(value: float) -> float:

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench import bench_build
+from build_tools.environment import find_compiler
 from build_tools.shared import build
 
 from .variants import Variant
@@ -36,7 +37,7 @@ def row_numbers() -> dict[str, int]:
         sources = [str(main), str(build.CSRC / "api.cpp")]
         # api.cpp also calls the CPU path, which the table does not need.
         flags = ["-std=c++20", f"-I{build.CSRC}", "-Wl,--unresolved-symbols=ignore-all"]
-        subprocess.run(["g++", *flags, *sources, "-o", str(program), "-ldl"], check=True)
+        subprocess.run([find_compiler(), *flags, *sources, "-o", str(program), "-ldl"], check=True)
         lines = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout.splitlines()
     return {name: row for row, name in enumerate(lines)}
 

@@ -36,7 +36,10 @@ def test_readme_is_current():
     assert readme.MEASURED.read_text() == readme.current_measured(), "run: make format"
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/measured.md"])
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/install.md", "docs/measured.md", "bench/NOTES.md"]
+
+
+@pytest.mark.parametrize("name", [*PAGES, "examples/README.md"])
 def test_links_lead_somewhere(name):
     path = readme.ROOT / name
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", path.read_text()) if "://" not in link]
