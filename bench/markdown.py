@@ -66,7 +66,7 @@ def slower(found: dict[str, list[Ratio]]) -> str:
 
 
 def features(rows: list[dict]) -> str:
-    """What each feature leaves of the speed of the same call without it."""
+    """What each feature leaves of the speed of the same call without it; deterministic gradients at other head dims too."""
     columns = [(work, head_dim) for work in ("fwd", "bwd") for head_dim in (64, 128)]
     shares: dict[tuple, list[float]] = {}
     for row, way, share in table.shares(rows):
@@ -78,7 +78,14 @@ def features(rows: list[dict]) -> str:
         values = [shares.get((name, *column), []) for column in columns]
         if any(values):
             cells.append([title, *map(span, values)])
-    return lines(cells) if len(cells) > 1 else ""
+    if len(cells) == 1:
+        return ""
+    more = [
+        f"Deterministic gradients at head_dim {head_dim}: {span(values)}."
+        for (name, work, head_dim), values in sorted(shares.items())
+        if name == "deterministic" and (work, head_dim) not in columns
+    ]
+    return "\n\n".join([lines(cells), *more])
 
 
 def span(values: list[float]) -> str:

@@ -117,6 +117,7 @@ def check_call(call: Arguments, path: str) -> tuple[Extras, Scalars]:
 
 
 def check_kind(name: str, t: Tensor) -> None:
+    """That ``t`` is a tensor with elements in memory at strides."""
     if not isinstance(t, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(t).__name__}")
     if t.is_nested:

@@ -76,8 +76,11 @@ def explain(
     out_dtype: torch.dtype | None = None,
 ) -> Explanation:
     """Which path and kernel ``forward`` (or, given ``cu_seqlens``, ``flash_attn_varlen_func``) would run, and why not a
-    faster one. Takes the arguments of the call and checks them like it, but for the contents of ``cu_seqlens``;
-    launches nothing."""
+    faster one. Takes the arguments of the call; launches nothing.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: what the call would raise, but for the contents of ``cu_seqlens``.
+    """
     rest = (
         cu_seqlens_q, cu_seqlens_k, seqused_k, alibi_slopes, attn_bias, sinks,
         causal, softmax_scale, window_size, softcap, dropout_p, deterministic, max_seqlen_q, max_seqlen_k,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -27,7 +28,7 @@ chosen_path: ContextVar[str] = ContextVar("flash_ext_path", default="")
 
 
 @contextmanager
-def use_path(path: str):
+def use_path(path: str) -> Iterator[None]:
     """Serve every call in this context by ``path``; a call that it cannot serve raises ``NotImplementedError``.
 
     ``path``: "reference" (torch operators, any device, also float64), "cpu", "simt" (portable CUDA), "sm80", "sm90".

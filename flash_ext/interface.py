@@ -139,6 +139,9 @@ def flash_attn_varlen_func(
         out (total_q, num_heads, head_dim_v); (out, lse) with ``return_lse``, (out, lse, None) with
         ``return_attn_probs``; lse (num_heads, total_q).
 
+    Raises:
+        TypeError, ValueError, NotImplementedError: an argument that cannot be served, before anything runs.
+
     The lengths are checked where that costs nothing: in host memory. On a CUDA device looking at them would make the
     host wait for the device; kernels clamp them to the memory that exists instead, and ``FLASH_EXT_CHECK_LENGTHS=1``
     in the environment has them checked all the same.
@@ -168,6 +171,9 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
     Returns:
         (out, lse), as if attention had seen both sets at once; out in out_a's dtype. Rows without keys on one side
         take the other; without keys on both sides: out 0, lse -inf.
+
+    Raises:
+        TypeError, ValueError: an argument that does not go with the others.
 
     Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, section 3.1.
     """

@@ -13,6 +13,7 @@ _LARGEST = (2 - 2**-23) * 2.0**127  # of float32, in which kernels take numbers
 
 
 def number(name: str, value: float) -> float:
+    """A float that float32 holds. Of numpy's numbers too; not of a tensor, whose value the host would have to wait for."""
     if not isinstance(value, (int, float, torch.SymFloat)) and not _is_one(value, "__float__"):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     try:
@@ -37,6 +38,7 @@ def _is_one(value: object, conversion: str) -> bool:
 
 
 def integer(name: str, value: int) -> int:
+    """An int of any size; a symbolic one of torch.compile stays as it is."""
     if isinstance(value, (int, torch.SymInt)):
         return int(value) if isinstance(value, bool) else value
     if isinstance(value, float) and value.is_integer():
@@ -48,6 +50,7 @@ def integer(name: str, value: int) -> int:
 
 
 def length(name: str, value: int) -> int:
+    """A number of rows: from 0 to 2**31 - 1."""
     value = integer(name, value)
     if value < 0 or value > _UNBOUNDED:
         raise ValueError(f"{name} must be in 0 ... 2**31 - 1, got {value}")
@@ -55,8 +58,11 @@ def length(name: str, value: int) -> int:
 
 
 def window(window_size: tuple[int, int]) -> tuple[int, int]:
+    """(left, right), each -1 or from 0 to 2**31 - 1."""
     try:
-        left, right = None if isinstance(window_size, (Set, Mapping)) else window_size
+        if isinstance(window_size, (Set, Mapping)):  # of two that are in no order
+            raise TypeError
+        left, right = window_size
     except (TypeError, ValueError):
         raise TypeError(f"window_size must be a pair of ints (left, right), got {window_size!r}") from None
     left, right = integer("window_size", left), integer("window_size", right)

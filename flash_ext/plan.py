@@ -149,6 +149,7 @@ class Plan:
         return result
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
+        """(out, lse), whatever the call needs besides a kernel; ``extras`` are canonical."""
         if self.checks_lengths:
             check_lengths(extras, q.shape[0], k.shape[0], self.scalars.max_seqlen_q, self.scalars.max_seqlen_k)
         if self.no_queries or self.no_keys:
@@ -180,7 +181,10 @@ class Plan:
         want_dbias: bool,
         want_dsinks: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """dq, dk, dv, dbias, dsinks; the last two None where not wanted."""
+        """dq, dk, dv, dbias, dsinks, shaped like q, k, v, attn_bias and sinks; the last two None where not wanted.
+
+        ``dout`` is shaped like ``out``, ``dlse`` like ``lse``; None: zeros.
+        """
         bias, sinks = extras.attn_bias, extras.sinks
         has_work = not (self.no_queries or self.no_keys)
         if has_work and self.bwd.path == "reference":
@@ -209,11 +213,9 @@ class Plan:
 
 
 def copied(tensors: tuple[Tensor, ...], copies: tuple[bool, ...]) -> list[Tensor]:
-    return [_copy(t) if copy else t for t, copy in zip(tensors, copies, strict=True)]
-
-
-def _copy(t: Tensor) -> Tensor:
-    return t.clone(memory_format=torch.contiguous_format)
+    """The same tensors, contiguous copies in place of those that ``copies`` marks."""
+    contiguous = torch.contiguous_format
+    return [t.clone(memory_format=contiguous) if copy else t for t, copy in zip(tensors, copies, strict=True)]
 
 
 def _dsinks(sinks: Tensor, lse: Tensor, delta: Tensor, cu_seqlens_q: Tensor | None) -> Tensor:
@@ -234,6 +236,7 @@ _plans: dict[tuple, Plan] = {}
 
 
 def plan_for(q: Tensor, k: Tensor, v: Tensor, extras: Extras, scalars: Scalars, kind: type[Plan] = Plan) -> Plan:
+    """The plan of such calls, made once. ``kind`` follows from q's dtype."""
     signature = _C.signature(q, k, v, *extras[:6])
     key = (signature[:-1], scalars)
     plan = _plans.get(key) if signature else None

@@ -176,9 +176,7 @@ class ClosedForm:
             kept = kept * self._kept[0] * self._kept[1]
         results = {"out": self.unpadded(kept @ v, 0, 0)}
         if dtype == torch.float64:  # that of the rounded scores is nobody's measure
-            lse = scores.amax(dim=-1, keepdim=True) - probs.amax(dim=-1, keepdim=True).log()
-            lse = lse if nothing is None else lse.masked_fill(nothing, -math.inf)
-            results["lse"] = self.unpadded(lse, 0, 0)[..., 0].transpose(0, 1) if self.packed else lse[..., 0]
+            results["lse"] = self._lse(scores, probs, nothing)
         if not backward:
             return results
 
@@ -210,6 +208,12 @@ class ClosedForm:
             x = x.unflatten(1, (-1, self.group)).sum(2) if self.group > 1 else x
             results[name] = self.unpadded(x, 1, self.tail)
         return results
+
+    def _lse(self, scores: Tensor, probs: Tensor, nothing: Tensor | None) -> Tensor:
+        """(batch, num_heads, seqlen_q), or (num_heads, total_q) if packed."""
+        lse = scores.amax(dim=-1, keepdim=True) - probs.amax(dim=-1, keepdim=True).log()
+        lse = lse if nothing is None else lse.masked_fill(nothing, -math.inf)
+        return self.unpadded(lse, 0, 0)[..., 0].transpose(0, 1) if self.packed else lse[..., 0]
 
     @staticmethod
     def _through_lse(scores: Tensor, probs: Tensor, dlse: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -23,8 +25,9 @@ def problem(seqlen_q: int, seqlen_k: int, head_dim=(64, 64), heads=(2, 1), dtype
     return Problem(q, k, v, options)
 
 
-def cumulated(lengths: list[int]) -> torch.Tensor:
-    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+def cumulated(lengths: Sequence[int], device: str = "cuda") -> torch.Tensor:
+    """Where packed sequences of these lengths begin, and where the last one ends."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
 def packed_problem(

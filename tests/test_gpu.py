@@ -14,6 +14,7 @@ from behaviours import qkv
 from cases import CASES
 
 import flash_ext
+from flash_ext.dispatch import CUDA_PATHS
 from flash_ext.extension import _C
 from flash_ext.testing import check
 
@@ -45,7 +46,7 @@ def test_current_device_and_second_device():
         flash_ext.forward(q, k.cuda(0), v)
 
 
-@pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
+@pytest.mark.parametrize("path", CUDA_PATHS)
 def test_two_devices_at_once(path):
     """What a kernel sets up once (shared memory, counters) it sets up once per device; and results do not depend on it."""
     if torch.cuda.device_count() < 2:
@@ -138,7 +139,7 @@ def test_no_hidden_synchronisation():
 
 @pytest.mark.alone
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
+@pytest.mark.parametrize("path", CUDA_PATHS)
 def test_wrong_lengths_on_the_device_end(path, deterministic):
     """They say nothing that makes sense, but no kernel waits for what never comes."""
     q, k, v = (t.detach()[0].requires_grad_() for t in qkv("cuda", seqlen_q=300, seqlen_k=300, heads=8, heads_kv=1))
@@ -157,7 +158,7 @@ def between(guards: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
     return room
 
 
-@pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
+@pytest.mark.parametrize("path", CUDA_PATHS)
 def test_wrong_lengths_on_the_device_reach_no_foreign_memory(path):
     q, k, v = (t.detach()[0] for t in qkv("cuda", seqlen_q=300, seqlen_k=300, heads=4, heads_kv=2))
     names = {_C.row_name(row): row for row in range(len(_C.instances()))}
@@ -189,7 +190,7 @@ def test_lengths_on_the_device_are_checked_on_request(monkeypatch):
         flash_ext.flash_attn_varlen_func(q[:63], k, v, wild, wild, 64, 64)
 
 
-@pytest.mark.parametrize("path", ["simt", "sm80", "sm90"])
+@pytest.mark.parametrize("path", CUDA_PATHS)
 def test_long_sequence(path):
     """33728 keys: the last rows of the causal result against attention of those rows alone."""
     q, k, v = (t.detach() for t in qkv("cuda", seqlen_q=33728, seqlen_k=33728, heads=1, heads_kv=1, dim=128))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from problems import cumulated
 
 import flash_ext
 from flash_ext.testing import poison
@@ -12,16 +13,12 @@ from flash_ext.testing import poison
 LENGTHS_Q, LENGTHS_K = (70, 0, 1, 130, 64), (33, 20, 1, 200, 0)
 
 
-def cumulative(lengths, device: str) -> torch.Tensor:
-    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=device)
-
-
 def test_packed_is_dense_per_sequence(device: str, dtype: torch.dtype, close) -> None:
     tail = 37  # rows that no sequence owns
     q = torch.randn(sum(LENGTHS_Q) + tail, 4, 32, device=device).to(dtype)
     k, v = (torch.randn(sum(LENGTHS_K) + tail, 2, 32, device=device).to(dtype) for _ in range(2))
     q[-tail:], k[-tail:], v[-tail:] = math.nan, math.nan, math.nan
-    cu_q, cu_k = cumulative(LENGTHS_Q, device), cumulative(LENGTHS_K, device)
+    cu_q, cu_k = cumulated(LENGTHS_Q, device), cumulated(LENGTHS_K, device)
     for causal in (False, True):
         leaves = [t.clone().requires_grad_() for t in (q, k, v)]
         with poison():
@@ -48,7 +45,7 @@ def test_used_keys(device: str, dtype: torch.dtype, close) -> None:
     q = torch.randn(60, 2, 32, device=device).to(dtype)
     k, v = (torch.randn(90, 2, 32, device=device).to(dtype) for _ in range(2))
     k[65:], v[65:] = math.nan, math.nan
-    lengths = (cumulative([60], device), cumulative([90], device), 60, 90)
+    lengths = (cumulated([60], device), cumulated([90], device), 60, 90)
     used = torch.tensor([65], dtype=torch.int32, device=device)
     got = flash_ext.flash_attn_varlen_func(q, k, v, *lengths, causal=True, seqused_k=used)
     want = flash_ext.forward(q[None], k[None, :65], v[None, :65], causal=True)

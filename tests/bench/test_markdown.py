@@ -33,6 +33,8 @@ def test_features_are_shares_of_the_plain_call():
     shared = [row({"flash_ext": 300}, feature="softcap"), row({"flash_ext": 480}, seqlen=1024), plain]
     lines = markdown.features(shared).splitlines()
     assert lines[2:] == ["| softcap 30 | – | – | – | 0.50 |", "| deterministic gradients | – | – | – | 0.90 |"]
+    larger = [row({"flash_ext": 500, "deterministic": n}, head_dim=256, seqlen=n) for n in (450, 475)]
+    assert markdown.features([plain, *larger]).endswith("\n\nDeterministic gradients at head_dim 256: 0.90–0.95.")
     assert markdown.features([plain | {"own": {}}]) == ""
 
 
