@@ -72,7 +72,7 @@ def test_an_editable_install_is_found_beside_the_clone(tmp_path):
     (clone / "flash_ext").mkdir(parents=True)
     for name in ("pyproject.toml", "README.md", "LICENSE", "requirements-dev.txt"):
         shutil.copy(ROOT / name, clone)
-    (clone / "flash_ext" / "__init__.py").write_text("is_package = True")
+    (clone / "flash_ext" / "__init__.py").write_text('__version__ = "1"\nis_package = True\n')
     script = "from setuptools.build_meta import build_editable; build_editable('wheel')"
     subprocess.run([sys.executable, "-c", script], cwd=clone, check=True, capture_output=True)
     (path,) = (clone / "wheel").glob("*.whl")
