@@ -183,10 +183,7 @@ def sink_of_zero_halves(device: str) -> None:
 def views_equal_copies(device: str) -> None:
     heads_first = [tensors(device, 2, 4, 80, 64, seed=i).transpose(1, 2) for i in range(3)]
     sliced = list(tensors(device, 2, 80, 3, 4, 64).unbind(2))
-    expanded = [
-        tensors(device, 2, 97, 4, 64),
-        *(tensors(device, 2, 97, 1, 64, seed=i).expand(-1, -1, 4, -1) for i in (1, 2)),
-    ]
+    expanded = [tensors(device, 2, 97, 4, 64), *(t.expand(-1, -1, 4, -1) for t in tensors(device, 2, 2, 97, 1, 64))]
     odd_size_one = [tensors(device, 80, 4, 64, seed=i).as_strided((1, 80, 4, 64), (3, 256, 64, 1)) for i in range(3)]
     for q, k, v in (heads_first, sliced, expanded, odd_size_one):
         copies = (t.clone(memory_format=torch.contiguous_format) for t in (q, k, v))
@@ -195,8 +192,12 @@ def views_equal_copies(device: str) -> None:
 
 @behaviour
 def scattered_rows_are_copied(device: str) -> None:
-    q, k, v = (tensors(device, 1, 4, 64, 50, seed=i).permute(0, 3, 1, 2) for i in range(3))
-    assert torch.equal(flash_ext.forward(q, k, v), flash_ext.forward(q.contiguous(), k.contiguous(), v.contiguous()))
+    scattered = [tensors(device, 1, 4, 64, 50, seed=i).permute(0, 3, 1, 2).requires_grad_() for i in range(3)]
+    results = []
+    for inputs in (scattered, [t.detach().contiguous().requires_grad_() for t in scattered]):
+        out = flash_ext.forward(*inputs, deterministic=True)
+        results.append((out, *torch.autograd.grad(out, inputs, torch.ones_like(out))))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @behaviour
@@ -250,9 +251,8 @@ def merged_halves_equal_the_whole(device: str) -> None:
     out, lse = flash_ext.merge_states(*a, *b)
     assert torch.allclose(out, whole, atol=1e-5) and torch.allclose(lse, whole_lse, atol=1e-5)
     dout = torch.randn_like(out)
-    for part, full in zip(
-        torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(whole, (q, k, v), dout), strict=True
-    ):
+    parts, wholes = (torch.autograd.grad(x, (q, k, v), dout) for x in (out, whole))
+    for part, full in zip(parts, wholes, strict=True):
         assert torch.allclose(part, full, atol=1e-4)
 
 

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 import subprocess
 from dataclasses import replace
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import bench.tune.__main__ as command
 from bench.cases import make_inputs
 from bench.tune import build, measure, variants
+from flash_ext import jit
 
 LIST = """
 # a comment
@@ -112,6 +115,24 @@ ptxas info    : Used 168 registers, used 9 barriers
     entry = build.build_one(narrow, 3, tmp_path, "nvcc", "90a")
     assert entry["registers"] == 168 and entry["row"] == 3
     assert "SPILLS 20 bytes, 1 times wgmma serialised" in build.report([entry])
+
+
+def test_rows_have_the_numbers_that_the_extension_gives_them():
+    module = jit.extension()
+    assert list(build.row_numbers()) == [module.row_name(row) for row in range(len(module.instances()))]
+
+
+def test_an_unknown_row_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "row_numbers", lambda: {"fwd sm90": 0})
+    with pytest.raises(ValueError, match="not in the kernel table: 'fwd sm80 bf16 128 .*; it has\nfwd sm90"):
+        build.build_all(variants.parse(LIST), tmp_path, "90a", 1)
+
+
+def test_a_measurement_that_was_kept_is_shown(tmp_path, capsys):
+    found = [{"row_name": "fwd sm90", "mask": "full", "refused": {}, "seqlen": 1024, "tflops": {"base": 100.0}}]
+    (tmp_path / "kept.json").write_text(json.dumps(found))
+    assert command.main(["show", str(tmp_path / "kept.json")]) == 0
+    assert capsys.readouterr().out.split() == ["fwd", "sm90,", "full", "1k", "x", "base", "base", "100", "1.000"]
 
 
 def test_table_is_sorted_by_speed_and_relative_to_the_first():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from inputs import int32, make_qkv
@@ -232,6 +233,7 @@ def test_numbers_of_any_kind():
     for _ in range(2):  # the second call is one that was checked before
         assert torch.equal(expected, flash_ext.forward(q, k, v, **forms))
         assert torch.equal(expected, flash_ext.forward(q, k, v, **(forms | {"window_size": (3.0, 2**70)})))
+    assert torch.equal(packed(max_seqlen_q=np.int64(6), max_seqlen_k=7.0), packed())
 
 
 @pytest.mark.parametrize("softcap", [1e-30, 1e30])

@@ -115,9 +115,11 @@ def test_nothing_is_kept_without_gradients():
 
 
 def test_second_derivative_is_refused():
-    q = make()
+    """By the autograd node of C++, by that of Python (with the gradient of a bias), and by the operator's."""
+    q, bias = make(), make(9, 9)
     scalars = Scalars(False, 0.25, -1, -1, 0.0, 0.0, False, 0, 0, "")
-    for out in (flash_ext.forward(q, q, q), torch.ops.flash_ext.fwd(q, q, q, *Extras(), *scalars)[0]):
+    calls = (flash_ext.forward(q, q, q), flash_ext.forward(q, q, q, attn_bias=bias))
+    for out in (*calls, torch.ops.flash_ext.fwd(q, q, q, *Extras(), *scalars)[0]):
         (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
         with pytest.raises(RuntimeError, match="twice"):
             (grad.pow(2).sum() + q.sum()).backward()
