@@ -1,8 +1,11 @@
 """What bench_build reads out of ptxas -v, and what it refuses."""
 
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+
+import pytest
 
 from bench import bench_build, results
 from build_tools.shared import build
@@ -98,6 +101,14 @@ def test_recorded_times_are_within_their_limits():
         assert seconds < 2 * 60 * (5 if len(archs) == 1 else 12), f"{archs}: {seconds:.0f}"
     slowest = max(rows, key=lambda row: row["seconds"]["flash_ext"])
     assert slowest["seconds"]["flash_ext"] <= 20, slowest
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/install.md"])
+def test_recorded_times_of_rows_are_those_that_a_user_is_told(page):
+    text = (build.CSRC.parent / page).read_text()
+    shortest, longest = map(int, re.search(r"first use[^.]*in (\d+) to (\d+) s on two\s+cores", text).groups())
+    seconds = [row["seconds"]["flash_ext"] for row in recorded_rows()[1]]
+    assert shortest <= min(seconds) and max(seconds) <= longest
 
 
 def test_recorded_registers_and_spills_are_those_of_each_kernel():
