@@ -154,8 +154,8 @@ PyObject* run_eagerly(PyObject* call, PyObject* return_lse, PyObject* path) {
   return pybind11::make_tuple(std::move(out), std::move(lse)).release().ptr();
 }
 
-// _C.eager(call, return_lse, path) -> out, or (out, lse); of a call that is not known its key, as
-// bytes. By Python's own protocol, which takes a tenth of pybind11's time.
+// _C.eager(call, return_lse, path) -> out, or (out, lse); of a call that is not known its key, as bytes. By Python's
+// own protocol, which takes a tenth of pybind11's time.
 PyObject* eager(PyObject*, PyObject* const* args, Py_ssize_t count) {
   try {
     FLASH_CHECK_ARG(count == 3, "eager takes 3 arguments, got ", count);

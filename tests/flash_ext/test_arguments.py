@@ -245,6 +245,10 @@ def test_the_smallest_and_the_largest_softcap(softcap):
     assert torch.allclose(flash_ext.forward(q, k, v, softcap=softcap), expected, atol=1e-6)
 
 
+def test_the_largest_dropout_keeps_nothing():
+    assert not flash_ext.forward(*make_qkv(), dropout_p=1 - 2**-24).any()
+
+
 def test_lengths_longer_than_the_tensors():
     """A caller may name a model's longest context; memory and work follow what exists."""
     for longest in (6, 7, 4096, 2**31 - 1):

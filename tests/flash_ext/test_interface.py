@@ -121,8 +121,11 @@ def test_backward_keeps_the_path_of_forward():
 
 def test_explain():
     q, k, v = make_qkv()
-    text = str(flash_ext.explain(q, k, v, causal=True))
-    assert "path cpu" in text and "fwd_cpu" in text and "backward" in text
+    explanation = flash_ext.explain(q, k, v, causal=True)
+    assert (explanation.path, explanation.kernel, explanation.backward.kernel) == ("cpu", "fwd_cpu", "bwd_cpu")
+    forward, backward = str(explanation).splitlines()
+    assert forward == f"forward: path cpu, kernel 'fwd_cpu' ({explanation.reason})"
+    assert backward.startswith("backward: path cpu, kernel 'bwd_cpu'")
     scattered = q.transpose(1, 3).contiguous().transpose(1, 3)
     assert "q is copied" in str(flash_ext.explain(scattered, k, v))
     assert "float8" in str(flash_ext.explain(*(t.to(torch.float8_e4m3fn) for t in (q, k, v))))
