@@ -133,6 +133,9 @@ def test_options_are_served_by_converting(option: str):
     tensors = [make(2, 40, heads, 32).to(FLOAT8) for heads in (4, 2, 2)]
     values = {"attn_bias": make(4, 40, 40), "alibi_slopes": make(4).abs(), "dropout_p": 0.3, "softcap": 2.0}
     options = {option: values.get(option, make(4)), "causal": True}
+    without = {"attn_bias": "attn_bias", "alibi_slopes": "ALiBi", "dropout_p": "dropout"}.get(option)
+    why = f"there is no float8 kernel with {without}" if without else "path 'cpu' computes in"
+    assert why in flash_ext.explain(*tensors, **options).notes[0]
     results = []
     for inputs in (tensors, [t.bfloat16() for t in tensors]):
         torch.manual_seed(1)

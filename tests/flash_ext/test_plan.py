@@ -12,6 +12,7 @@ from inputs import make
 import flash_ext
 from flash_ext import jit
 from flash_ext.call import Arguments, check_call
+from flash_ext.dispatch import Variant
 from flash_ext.extension import _C
 from flash_ext.plan import Plan, remember
 from flash_ext.testing import Problem, poison
@@ -139,9 +140,42 @@ def test_deterministic_follows_torch(monkeypatch):
     assert [k.scalars.deterministic for k in kernels] == [1, 0]
 
 
+def checked(q: torch.Tensor, v: torch.Tensor | None = None, **options):
+    """Extras and scalars of a dense call."""
+    call = Arguments(q, q, q if v is None else v, *[None] * 6, False, None, (-1, -1), 0.0, 0.0, False, 0, 0)
+    return check_call(call._replace(**options), "")
+
+
+@pytest.mark.parametrize(
+    ("options", "variant"),
+    [
+        ({}, Variant.PLAIN),
+        ({"causal": True, "softmax_scale": 0.5}, Variant.PLAIN),
+        ({"sinks": torch.zeros(4)}, Variant.PLAIN),  # dispatch knows which paths need the general one
+        ({"softcap": 1.0}, Variant.GENERAL),
+        ({"alibi_slopes": torch.zeros(4)}, Variant.GENERAL),
+        ({"attn_bias": torch.zeros(9)}, Variant.GENERAL),
+        ({"dropout_p": 0.1}, Variant.GENERAL),
+        ({"softmax_scale": 0.0}, Variant.GENERAL),
+        ({"softmax_scale": -1.0}, Variant.GENERAL),
+    ],
+    ids=str,
+)
+def test_variant_that_a_call_needs(options, variant):
+    q = make(grad=False)
+    call = Plan(q, q, q, *checked(q, **options)).call
+    assert call.variant == variant and call.sinks == ("sinks" in options)
+
+
+@pytest.mark.parametrize(("dims", "fits"), [((16, 16), True), ((20, 16), False), ((16, 20), False), ((24, 8), True)])
+def test_rows_for_the_hopper_copy_engine(dims, fits):
+    q, v = (make(1, 3, 4, dim, dtype=torch.bfloat16, grad=False) for dim in dims)
+    assert Plan(q, q, v, *checked(q, v)).call.aligned is fits
+
+
 def test_the_reason_says_what_is_compiled_on_first_use(monkeypatch):
     q = make(dtype=torch.bfloat16)
-    arguments = check_call(Arguments(q, q, q, *[None] * 6, False, None, (-1, -1), 0.0, 0.0, False, 0, 0), "")
+    arguments = checked(q)
     monkeypatch.setattr(jit, "can_run", lambda *_: True)
     for ready in (False, True):
         monkeypatch.setattr(jit, "is_ready", lambda *_, ready=ready: ready)
