@@ -25,19 +25,27 @@ from pathlib import Path
 from build_tools import ninja_build
 from build_tools.shared import build
 
-# The kernels that may spill, and how many bytes: patterns of "file kernel". All others are hot: not one byte.
+# The kernels that may spill, and how many bytes: patterns of "file kernel architecture". All others are hot: not one byte.
 MAY_SPILL = {
     # General variants: softcap, ALiBi, bias, sinks and dropout need registers beside the accumulators.
-    "sm90/* *Traits<*, true>>": 128,
+    "sm90/* *Traits<*, true>> *": 128,
     # Of the backward, each option alone: half of it is the helper's, once in a step. The loop for any of them together
     # and the pairs' spill more (bench/NOTES.md says what they cost).
-    "sm90/bwd_* *Traits<*, true, *>>": 512,
-    "sm90/bwd_* *Traits<*, true, 0>>": 1400,
-    "sm80/* *Traits<*, true, *>>": 320,
+    "sm90/bwd_* *Traits<*, true, *>> *": 512,
+    "sm90/bwd_* *Traits<*, true, 0>> *": 1400,
+    "sm80/* *Traits<*, true, *>> *": 320,
     # Between tiles of keys, not in a step of them.
     "sm90/bwd_sm90_d128.cu *": 8,
     "sm90/bwd_sm90_d256.cu *": 64,
     "simt/*_simt_tf32.cu *": 64,
+    # Large tiles, where the GPU's shared memory makes the small one run.
+    "sm80/fwd_sm80_d256.cu *Traits<*, false, false>> sm_8[069]": 24,
+    "sm80/fwd_sm80_d256.cu *Traits<*, false, false>> sm_120": 32,
+    "sm80/bwd_sm80_d128.cu *Traits<*, false, false>> sm_8[69]": 36,
+    "sm80/bwd_sm80_d128.cu *Traits<*, false, false>> sm_120": 8,
+    "sm80/bwd_sm80_d256.cu *Traits<*, false, false>> sm_120": 8,
+    # This one does run there. Nothing has been timed on these GPUs yet.
+    "sm80/bwd_sm80_d64.cu *Traits<*, false, false>> sm_8[69]": 12,
 }
 
 
@@ -112,10 +120,10 @@ def problems(folder: Path) -> list[str]:
     for file, text in logs(folder):
         found += [f"{file} {name}: {advice}" for name, advice in serialised(text)]
         for k in parse_log(text):
-            listed = [most for pattern, most in MAY_SPILL.items() if fnmatch(f"{file} {k.name}", pattern)]
-            if k.spill_stores > max(listed, default=0):
-                spill = f"spills {k.spill_stores} bytes at {k.registers} registers ({k.arch})"
-                found.append(f"{file} {k.name}: {spill}, allowed {max(listed, default=0)}")
+            where = f"{file} {k.name} {k.arch}"
+            allowed = max((most for pattern, most in MAY_SPILL.items() if fnmatch(where, pattern)), default=0)
+            if k.spill_stores > allowed:
+                found.append(f"{where}: spills {k.spill_stores} bytes at {k.registers} registers, allowed {allowed}")
     return found
 
 
