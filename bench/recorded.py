@@ -25,8 +25,8 @@ PARTS = {
     "bwd": "bwd --case grid --seqlen 1024 4096 16384 --libraries flash_ext deterministic cudnn --runs 3 --ms 8",
     "fp8": "fp8 --runs 3 --ms 8",
     "accuracy": "accuracy --runs 3",
-    "shapes": "fwd bwd --case gqa window packed cross head_dim fp16 --libraries flash_ext fa3 cudnn fa2"
-    " --runs 3 --rounds 3 --ms 5",
+    "shapes": "fwd bwd --case gqa window packed cross head_dim fp16 --libraries flash_ext deterministic fa3 cudnn"
+    " fa2 --runs 3 --rounds 3 --ms 5",
     "features": "fwd bwd --case feature logits --libraries flash_ext --rounds 3 --ms 4",
     "sm80_fwd": "fwd --case grid --path sm80 --libraries flash_ext fa2 --runs 3 --ms 5",
     "sm80_bwd": "bwd --case grid --seqlen 1024 4096 16384 --path sm80 --libraries flash_ext fa2 --runs 3 --ms 5",
