@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     measure.add_argument("--rounds", type=int, default=5)
     measure.add_argument("--ms", type=float, default=15)
     measure.add_argument("--module", type=Path, help="an extension other than flash_ext's own")
+    measure.add_argument("--deterministic", action="store_true", help="backward: deterministic calls too, as NAME+det")
     measure.add_argument("--keep", type=Path, help="write the numbers to this file")
     show = commands.add_parser("show", help="print the table of a measurement that was kept")
     show.add_argument("file", type=Path)
@@ -44,7 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "show":
         print(m.render(json.loads(options.file.read_text())))
         return 0
-    found = m.measure(options.folder, options.seqlen, options.peers, options.rounds, options.ms, options.module)
+    found = m.measure(
+        options.folder, options.seqlen, options.peers, options.rounds, options.ms, options.module, options.deterministic
+    )
     if options.keep:
         options.keep.write_text(json.dumps(found, indent=1) + "\n")
     print("\n" + m.render(found))

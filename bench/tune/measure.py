@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -62,7 +63,7 @@ def cases_of(row_name: str, seqlen: int) -> list[Case]:
 class RowCall:
     """One row of the table called directly, without dispatch."""
 
-    def __init__(self, extension: ModuleType, row: int, case: Case, inputs: Inputs):
+    def __init__(self, extension: ModuleType, row: int, case: Case, inputs: Inputs, deterministic: bool = False):
         self.extension, self.row = extension, row
         self.stream = torch.cuda.current_stream().cuda_stream if inputs.q.is_cuda else 0
         self.qkv = (inputs.q, inputs.k, inputs.v)
@@ -74,6 +75,7 @@ class RowCall:
         self.options.softmax_scale = case.head_dim**-0.5
         left, right = case.window_size
         self.options.window_left, self.options.window_right = left, 0 if case.causal else right
+        self.options.deterministic = deterministic
         self.options.softcap = inputs.options.get("softcap", 0.0)
         if case.packed:
             self.options.cu_seqlens_q = self.options.cu_seqlens_k = inputs.cu_seqlens
@@ -115,7 +117,13 @@ class RowCall:
 
 
 def measure(
-    folder: Path, seqlens: list[int], peers: list[str], rounds: int, ms: float, module: Path | None
+    folder: Path,
+    seqlens: list[int],
+    peers: list[str],
+    rounds: int,
+    ms: float,
+    module: Path | None,
+    deterministic: bool = False,
 ) -> list[dict]:
     """One dict per row, mask and length: {"row_name", "mask", "seqlen", "tflops": {variant or peer: number}, "refused"}."""
     extension = load_extension(module)
@@ -125,31 +133,37 @@ def measure(
         same_row = [entry for entry in entries if entry["row_name"] == row_name]
         for seqlen in seqlens:
             for case in cases_of(row_name, seqlen):
-                numbers = _measure_one(extension, folder, same_row, case, peers, rounds, ms)
+                numbers = _measure_one(extension, folder, same_row, case, peers, rounds, ms, deterministic)
                 mask = "local" if case.window_size != (-1, -1) else "causal" if case.causal else "full"
                 found.append({"row_name": row_name, "mask": mask, "seqlen": seqlen, **numbers})
                 print(_progress(found[-1]), flush=True)
     return found
 
 
-def _measure_one(extension, folder, entries, case, peers, rounds, ms) -> dict:
+def _measure_one(extension, folder, entries, case, peers, rounds, ms, deterministic) -> dict:
     inputs = make_inputs(case, "cuda")
     checker = Checker(case, inputs)
     runs, sessions, refused = {}, {}, {}
-    for entry in entries:
+    for entry, exact in itertools.product(entries, (False, True) if deterministic else (False,)):
         session = _override(extension, entry["row"], folder / entry["library"])
+        name = entry["name"] + "+det" * exact
         with session():
-            call = RowCall(extension, entry["row"], case, inputs)
+            call = RowCall(extension, entry["row"], case, inputs, exact)
             backward = case.work == "bwd"
             run = call.backward if backward else call.forward
             try:
                 complaint = checker.complaint(call.poisoned_results(run, backward))
+                if not complaint and exact:
+                    first = [grad.clone() for grad in call.grads]
+                    again = call.poisoned_results(run, backward)[1:]
+                    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+                        complaint = "two runs differ"
             except (RuntimeError, ValueError) as error:
                 complaint = str(error).splitlines()[0]
         if complaint:
-            refused[entry["name"]] = complaint
+            refused[name] = complaint
         else:
-            runs[entry["name"]], sessions[entry["name"]] = run, session
+            runs[name], sessions[name] = run, session
     for peer in peers:
         with contextlib.suppress(Unsupported):
             call = prepare(peer, case, inputs)

@@ -34,11 +34,23 @@ __device__ __forceinline__ bool mbarrier_arrive_is_last(uint32_t bar) {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// An arrival on the barrier at the same address in block `rank` of the cluster.
+// An arrival on the barrier at the same address in block `rank` of the cluster, with all that this thread has written:
+// it waits until its additions to global memory have been performed, too.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
       "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
+      "r"(rank)
+      : "memory");
+}
+// The same for who has only read what the other block will overwrite, and has written nothing for it: what multicast
+// pipelines do to release a buffer. That the reads are done is up to the caller (wgmma_wait_group, or registers that
+// hold what was loaded): this orders nothing between blocks. Release, not relaxed: a relaxed arrival the compiler may
+// move behind the additions that follow it.
+__device__ __forceinline__ void mbarrier_arrive_remote_read(uint32_t bar, uint32_t rank) {
+  asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+      "mbarrier.arrive.release.cta.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
       "r"(rank)
       : "memory");
 }
@@ -63,7 +75,8 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t bar, uint32_t parity) {
       : "memory");
 #endif
 }
-// The same for barriers that other blocks of the cluster arrive on.
+// The same for what other blocks of the cluster have written by ordinary stores before they arrived. It empties this
+// multiprocessor's L1 cache; who waits for a bulk copy, or until a buffer has been read, needs none of that.
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t bar, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred p;\nWAIT:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n@p bra DONE;\n"

@@ -71,4 +71,18 @@ __device__ __forceinline__ void zero_rows(uint32_t tile, int panels, int rows, i
   ptx::fence_proxy_async();
 }
 
+// The same in little code, for the loops over steps of the pairs, which are full of it.
+template <int kThreads>
+__device__ __forceinline__ void zero_rows_compact(uint32_t tile, int panels, int rows, int first, int thread) {
+  const uint32_t chunk = tile + thread % 8 * 16;
+#pragma unroll 1
+  for (int panel = 0; panel < panels; panel++) {
+#pragma unroll 1
+    for (int row = first + thread / 8; row < rows; row += kThreads / 8)
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk + (panel * rows + row) * 128), "r"(0)
+                   : "memory");
+  }
+  ptx::fence_proxy_async();
+}
+
 }  // namespace flash::sm90

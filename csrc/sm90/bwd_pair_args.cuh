@@ -25,6 +25,7 @@ struct BwdPairTraits {
   // At 192/128 there are registers for dQ of two steps, whose additions then run beside the next products
   // (bwd_pair_deferred_dq.cuh): 7 to 8 % from 4k on.
   static constexpr bool kDeferred = kAhead && kHeadDimV <= 128;
+  static constexpr bool kDsShared = kTile.ds_shared;
   static constexpr int kDsStages = kTile.ds_stages;
   static constexpr int kRegistersValues = kTile.registers_main - kTile.registers_moved;
   static constexpr int kRegistersKeys = kTile.registers_main + kTile.registers_moved;
@@ -66,10 +67,12 @@ struct BwdPairTraits {
 //   dout_empty   8 warps of these                           dO loader                                   parity 1
 //   bias_full    1 + bytes of bias, copied into the slot    warpgroup 0, instead of slot_empty          parity 0
 //   p_full       4 warps of warpgroup 0                     warpgroup 1                                 parity 0
-//   ds_full      4 warps of warpgroup 1; the last sends dS  warpgroup 2, helper                         parity 0
+//   ds_full      4 warps of warpgroup 1, or its first one   warpgroup 2, helper                         parity 0
+//                for all (kDsShared); the last sends dS
 //   peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
 //   slot_empty   4 + 4 remote warps of the warpgroups 2,    warpgroup 0, or the loader of bias          parity 1
-//                the helper, if it adds to dbias
+//                the helper, if it adds to dbias, and
+//                4 warps of warpgroup 1 (kDsShared)
 template <class Traits>
 struct BwdPairSmem {
   uint32_t base;

@@ -6,8 +6,8 @@
 
 namespace flash::sm90 {
 
-// All steps of a tile of keys. Not for exact sums: rounding them takes more registers than there are.
-template <class Traits>
+// All steps of a tile of keys. kExact: exact sums in floats; integers would take more registers than there are.
+template <class Traits, bool kExact>
 struct DeferredDq {
   static constexpr int kBandsOfStep = Traits::kBlockM / kBandRows;
   static constexpr int kCount = Traits::kHalf / 2, kGroups = kCount / 4;  // a thread's numbers; of eight columns each
@@ -25,7 +25,7 @@ struct DeferredDq {
 
   struct Sum {
     float acc[kCount];  // 16 rows x kHalf of this warp
-    float* dst;         // this lane's first numbers
+    DqBand dq;          // from this block's columns on
     bool exists;        // the band
   };
 
@@ -37,8 +37,9 @@ struct DeferredDq {
     const int warp = __shfl_sync(~0u, threadIdx.x / 32 % 4, 0);  // so that ptxas knows it to be uniform
     const int my_band = step.m_block * kBandsOfStep + warp, head = block.head_kv * block.steps.group + step.head;
     sum.exists = my_band < bands;
-    const int64_t band = head * args.bands + block.band0 + my_band;
-    sum.dst = DqBand::of(args, band).dst + rank * (Traits::kHalf / 8) * 128;
+    const int64_t band = head * args.bands + block.band0 + (kExact ? min_of(my_band, bands - 1) : my_band);
+    const DqBand dq = DqBand::of(args, band);
+    sum.dq = {dq.dst + rank * (Traits::kHalf / 8) * 128, kExact ? dq.scale0 : 1.f, kExact ? dq.scale1 : 1.f};
     ptx::mbarrier_wait(smem.ds_full(slot), phase);
     ptx::pin(sum.acc);
     issue_half_dq<Traits>(sum.acc, smem.slot(slot), smem.own_k(), false);
@@ -64,8 +65,8 @@ struct DeferredDq {
   template <int kFirst, int kEnd>
   __device__ __forceinline__ void add(Sum& sum) const {
     using Part = float (&)[4 * (kEnd - kFirst)];
-    const DqBand dq{sum.dst + kFirst * 128, 1.f, 1.f};
-    if (sum.exists) dq.template add_floats<false>(dq.dst, reinterpret_cast<Part>(sum.acc[4 * kFirst]), groups - kFirst);
+    Part part = reinterpret_cast<Part>(sum.acc[4 * kFirst]);
+    if (sum.exists) sum.dq.template add_floats<kExact>(sum.dq.dst + kFirst * 128, part, groups - kFirst);
   }
 
   __device__ __forceinline__ void next(Sum& sum, Sum& before) {

@@ -23,7 +23,7 @@ __device__ __forceinline__ void issue_half_dq(float (&acc)[kCount], uint32_t ds,
 // Until the other block's dS is in the slot, whose barrier is armed for the next one.
 template <class Traits>
 __device__ __forceinline__ void wait_for_peer_ds(BwdPairSmem<Traits> smem, int slot, uint32_t phase) {
-  ptx::mbarrier_wait_cluster(smem.peer_full(slot), phase);
+  ptx::mbarrier_wait(smem.peer_full(slot), phase);
   if (threadIdx.x % 128 == 0) ptx::mbarrier_arrive_expect_tx(smem.peer_full(slot), Traits::kPanelBytes);
 }
 
@@ -32,7 +32,7 @@ template <class Traits>
 __device__ __forceinline__ void release_ds(BwdPairSmem<Traits> smem, int slot, int rank) {
   if (threadIdx.x % 32 != 0) return;
   ptx::mbarrier_arrive(smem.slot_empty(slot));
-  ptx::mbarrier_arrive_remote(smem.slot_empty(slot), rank ^ 1);
+  ptx::mbarrier_arrive_remote_read(smem.slot_empty(slot), rank ^ 1);
 }
 
 // As in bwd_dq.cuh, in all copies of K that dQ reads.
@@ -52,7 +52,15 @@ __device__ __forceinline__ void clear_unused_pair_keys(const BwdArgs& args, cons
   ptx::bar_sync(3, 128);
 }
 
-// All steps of a tile of keys.
+// Whether exact sums of this tile's steps are integers: one answer for all rows that see a key-value head's keys
+// (bwd_exact_sum.h). The whole warp asks. Loops that know it are half as long as one that asks in every step.
+__device__ __forceinline__ bool sums_integers(const BwdArgs& args, const BwdBlock& block) {
+  if (block.steps.total() == 0) return false;
+  const int64_t band = block.head_kv * block.steps.group * args.bands + block.band0;
+  return __any_sync(~0u, signbit(args.row_scale[band * kBandRows]));
+}
+
+// All steps of a tile of keys, whichever sums the call asks for.
 template <class Traits>
 __device__ __forceinline__ void add_pair_tile_to_dq(const BwdArgs& args, const BwdBlock& block,
                                                     BwdPairSmem<Traits> smem, int rank, int& index) {

@@ -7,11 +7,7 @@
 
 namespace flash::sm90 {
 
-// In tiles of up to so many steps exact sums are faster in the plain loop (1k causal: 0.905 of the speed of ordinary
-// sums, in halves 0.87). The likely reason is the size of their code for halves.
-inline constexpr int kFewStepsOfExactSums = 16;
-
-// All steps of a tile of keys. kExact: deterministic, whose sums are exact.
+// All steps of a tile of keys. kExact: exact sums in floats.
 template <class Traits, bool kExact>
 struct HalvesDq {
   static_assert(Traits::kHalfIsPanels && Traits::kHalfPanels == 2, "a half is a panel");
@@ -51,10 +47,7 @@ struct HalvesDq {
     constexpr int kGroup = kHalf * kGroups + kFirst;
     if (!band.exists) return;
     Part part = reinterpret_cast<Part>(acc[4 * kFirst]);
-    if constexpr (kExact)
-      band.dq.add(args, part, kGroup, groups);
-    else
-      band.dq.template add_floats<false>(band.dq.dst + kGroup * 128, part, groups - kGroup);
+    band.dq.template add_floats<kExact>(band.dq.dst + kGroup * 128, part, groups - kGroup);
   }
 
   __device__ __forceinline__ void run() {

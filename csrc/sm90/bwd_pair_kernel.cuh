@@ -46,10 +46,10 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
   }
   for (int i = 0; i < Traits::kDsStages; i++) {
     ptx::mbarrier_init(smem.p_full(i), 4);
-    ptx::mbarrier_init(smem.ds_full(i), 4);
+    ptx::mbarrier_init(smem.ds_full(i), Traits::kDsShared ? 1 : 4);
     ptx::mbarrier_init(smem.peer_full(i), 1);
     ptx::mbarrier_init(smem.bias_full(i), 1);
-    ptx::mbarrier_init(smem.slot_empty(i), 8 + tasks.adds_dbias);
+    ptx::mbarrier_init(smem.slot_empty(i), 8 + 4 * Traits::kDsShared + tasks.adds_dbias);
   }
   ptx::fence_mbarrier_init();
   for (int i = 0; i < Traits::kDsStages; i++) ptx::mbarrier_arrive_expect_tx(smem.peer_full(i), Traits::kPanelBytes);
@@ -60,12 +60,13 @@ template <class Traits>
 __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
                                                 int rank, int& index) {
   const BwdSteps::Step first{block.steps.begin, 0};
+  const bool exact = args.p.deterministic;
   if constexpr (Traits::kDeferred) {
-    if (!args.p.deterministic) return DeferredDq<Traits>{args, block, smem, rank, index, first}.run();
+    if (!exact) return DeferredDq<Traits, false>{args, block, smem, rank, index, first}.run();
+    if (!sums_integers(args, block)) return DeferredDq<Traits, true>{args, block, smem, rank, index, first}.run();
   } else if constexpr (Traits::kHalfIsPanels) {
-    if (!args.p.deterministic) return HalvesDq<Traits, false>{args, block, smem, rank, index, first}.run();
-    if (block.steps.total() > kFewStepsOfExactSums)
-      return HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
+    if (!exact) return HalvesDq<Traits, false>{args, block, smem, rank, index, first}.run();
+    if (!sums_integers(args, block)) return HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
   }
   add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
 }

@@ -31,17 +31,27 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     const int slot = this->slot();
     const uint32_t bar = smem.ds_full(slot), phase = this->slot_phase();
     ptx::fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0 && ptx::mbarrier_arrive_is_last(bar)) {
+    if constexpr (Traits::kDsShared) {
+      ptx::bar_sync(2, 128);  // dK takes what all four warps have stored
+      if (threadIdx.x % 128 != 0) return;
+      ptx::mbarrier_arrive(bar);
+    } else {
+      __syncwarp();
+      if (threadIdx.x % 32 != 0 || !ptx::mbarrier_arrive_is_last(bar)) return;
       ptx::mbarrier_wait(bar, phase);  // passes at once; orders the other warps' stores before the copy
-      ptx::bulk_copy_to_cluster(ptx::mapa(smem.peer_ds(slot), rank ^ 1), smem.slot(slot),
-                                ptx::mapa(smem.peer_full(slot), rank ^ 1), Traits::kPanelBytes);
     }
+    ptx::bulk_copy_to_cluster(ptx::mapa(smem.peer_ds(slot), rank ^ 1), smem.slot(slot),
+                              ptx::mapa(smem.peer_full(slot), rank ^ 1), Traits::kPanelBytes);
+  }
+  // dK of step `step` is done with the slot.
+  __device__ __forceinline__ void release_slot(int step) {
+    if (Traits::kDsShared && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.slot_empty(step % Traits::kDsStages));
   }
 
   // dP of step `index`, on tile `m`
+  template <bool kMayBeForeign = true>
   __device__ __forceinline__ void issue_first(Scores& acc_dp, int m) {
-    this->clear_foreign_queries(2, m);
+    if constexpr (kMayBeForeign) this->clear_foreign_queries(2, m);
 #pragma unroll
     for (int part = 0; part < DoutRing::kParts; part++) {
       if (!Traits::kAhead || index < this->end) this->wait_dout(part);
@@ -53,11 +63,61 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
 
   template <bool kMasked>
   __device__ __forceinline__ void step(Scores& carried) {
+    if constexpr (Traits::kDsShared)
+      step_from_shared<kMasked>();
+    else
+      step_from_registers<kMasked>(carried);
+  }
+
+  // dK takes dS from the slot: no thread holds more of dS than 16 queries' at a time.
+  template <bool kMasked>
+  __device__ __forceinline__ void step_from_shared() {
+    static_assert(!Traits::kAhead);
+    constexpr int kBands = kBlockM / kBandRows, kStatsBytes = kBandStats * int(sizeof(float));
+    Scores acc_dp;
+    issue_first<kMasked>(acc_dp, m_block);
+    this->wait_q();
+    const uint32_t stats = smem.stats(this->stage());
+    QueryStats<kBandRows / 8> delta[2];  // of this band, and of the next one
+    delta[0].template load<1>(stats);
+    delta[1].template load<1>(stats + kStatsBytes);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(acc_dp);
+    this->release_keys(keys_empty());
+#pragma unroll
+    for (int part = 0; part < DoutRing::kParts; part++) this->release_dout(index, part);
+    ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
+    const uint32_t address = transposed_address(smem.slot(this->slot()));
+    const EntriesOf<Traits::kMayDrop> entries(args.p, smem.kept(this->stage()));
+    uint32_t p[2][4];
+    ptx::ldmatrix_x4_trans(p[0], address);
+#pragma unroll
+    for (int band = 0; band < kBands; band++) {
+      if (band + 1 < kBands) ptx::ldmatrix_x4_trans(p[(band + 1) % 2], address + (band + 1) * kBandRows * 128);
+      uint32_t ds[1][4];
+      score_gradients<T, kMasked>(
+          reinterpret_cast<float (&)[8]>(acc_dp[8 * band]), ds, delta[band % 2], entries,
+          [&](int i) { return unpack2<T>(p[band % 2][i / 2]); }, 8 * band);
+      if (band + 2 < kBands) delta[band % 2].template load<1>(stats + (band + 2) * kStatsBytes);
+      ptx::stmatrix_x4_trans(address + band * kBandRows * 128, ds[0]);
+    }
+    hand_over();
+    issue_gradients_from_shared<T, kBlockM>(acc_dk, ptx::Descriptor::of(smem.slot(this->slot())),
+                                            ptx::Descriptor::of(smem.q(this->stage()), Traits::kPanelBytes));
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(acc_dk);
+    this->release_q(index);
+    release_slot(index);
+    index++;
+  }
+
+  template <bool kMasked>
+  __device__ __forceinline__ void step_from_registers(Scores& carried) {
     Scores fresh;
     Scores& acc_dp = pick<Traits::kAhead>(carried, fresh);
     Fragments ds;
     uint32_t p[4];  // of 16 queries at a time: registers are short
-    if constexpr (!Traits::kAhead) issue_first(acc_dp, m_block);
+    if constexpr (!Traits::kAhead) issue_first<kMasked>(acc_dp, m_block);
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dp);
     this->release_keys(keys_empty());
@@ -89,6 +149,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     this->release_keys(keys_empty());
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     hand_over();
+    release_slot(index);
     this->skip_dout();
     this->wait_q();
     this->release_q(index);

@@ -123,7 +123,7 @@ struct PairLoader {
 #pragma unroll 1
     for (; index < end; index++, step = block.steps.ahead(step, 1)) {
       const int slot = index % Traits::kDsStages, head = block.head_kv * block.steps.group + step.head;
-      ptx::mbarrier_wait_cluster(smem.slot_empty(slot), phase_of<Traits::kDsStages>(index) ^ 1);
+      ptx::mbarrier_wait(smem.slot_empty(slot), phase_of<Traits::kDsStages>(index) ^ 1);
       ptx::mbarrier_arrive_expect_tx(smem.bias_full(slot), Traits::kPanelBytes);
       ptx::tma_load(smem.slot(slot), &args.map_bias, smem.bias_full(slot), first_key, step.m_block * Traits::kBlockM,
                     head * args.step_bias.head, block.batch * args.step_bias.batch);

@@ -30,7 +30,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     if (Traits::kMayBias && args.copies_bias)  // bias has come into it
       ptx::mbarrier_wait(smem.bias_full(this->slot()), this->slot_phase());
     else
-      ptx::mbarrier_wait_cluster(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
+      ptx::mbarrier_wait(smem.slot_empty(this->slot()), this->slot_phase() ^ 1);
   }
   // P, in general variants times d score / d S, goes to warpgroup 1.
   __device__ __forceinline__ void hand_over() {
@@ -52,8 +52,9 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
   }
 
   // S of step `index`, on tile `m`
+  template <bool kMayBeForeign = true>
   __device__ __forceinline__ void issue_first(Scores& acc_s, int m) {
-    this->clear_foreign_queries(1, m);
+    if constexpr (kMayBeForeign) this->clear_foreign_queries(1, m);
     if (!Traits::kAhead || index < this->end) this->wait_q();
     issue_scores<T, Traits::kHeadDim, Traits::kKeys>(acc_s, ptx::Descriptor::of(smem.k()),
                                                      ptx::Descriptor::of(smem.q(this->stage())));
@@ -65,7 +66,7 @@ struct ValueWarpgroup : PairWarpgroup<Traits> {
     Scores& acc_s = pick<Traits::kAhead>(carried, fresh);
     Fragments p;
     Stats lse;
-    if constexpr (!Traits::kAhead) issue_first(acc_s, m_block);
+    if constexpr (!Traits::kAhead) issue_first<kMasked>(acc_s, m_block);
     lse.template load<0>(smem.stats(this->stage()));
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_s);

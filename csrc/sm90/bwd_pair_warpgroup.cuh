@@ -86,17 +86,19 @@ struct PairWarpgroup {
     if (kReleasesEarly && index + 1 == end && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(bar);
   }
 
-  // Queries beyond the segment: both warpgroups write the zeros, so that neither has to wait for the other.
+  // Queries beyond the segment, which only masked tiles hold: both warpgroups write the zeros, so that neither has to
+  // wait for the other.
   __device__ __forceinline__ void clear_foreign_queries(int barrier, int m_block) {
     if (m_block != block.foreign_m) return;
     wait_q();
 #pragma unroll
     for (int part = 0; part < DoutRing::kParts; part++) wait_dout(part);
     const int rows = block.seq.seqlen_q - m_block * kBlockM;
-    zero_rows<128>(smem.q(stage()), Traits::kPanels, kBlockM, rows, threadIdx.x % 128);
+    zero_rows_compact<128>(smem.q(stage()), Traits::kPanels, kBlockM, rows, threadIdx.x % 128);
 #pragma unroll 1
     for (int part = 0; part < DoutRing::kParts; part++)
-      zero_rows<128>(smem.dout(DoutRing::place(index, part)), Traits::kPartPanels, kBlockM, rows, threadIdx.x % 128);
+      zero_rows_compact<128>(smem.dout(DoutRing::place(index, part)), Traits::kPartPanels, kBlockM, rows,
+                             threadIdx.x % 128);
     ptx::bar_sync(barrier, 128);
   }
   // With index already that of the next step: its tile of queries; -2 behind the last step, which is no tile to clear.

@@ -73,6 +73,24 @@ __device__ __forceinline__ void issue_gradients(float (&acc)[kCount], uint32_t (
   ptx::wgmma_commit_group();
 }
 
+// The same with the fragments' transpose (kBlockM x 64) from a panel in shared memory.
+template <class T, int kBlockM, int kCount>
+__device__ __forceinline__ void issue_gradients_from_shared(float (&acc)[kCount], ptx::Descriptor panel,
+                                                            ptx::Descriptor queries) {
+  constexpr int kPieces = kCount > 96 ? 2 : 1, kPiece = kCount / kPieces;
+  const ptx::Descriptor a = panel.opaque(), b = queries.opaque();
+  ptx::pin(acc);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int piece = 0; piece < kPieces; piece++)
+#pragma unroll
+    for (int k = 0; k < kBlockM / 16; k++)
+      ptx::wgmma_ss<T, ptx::Major::kMN, ptx::Major::kMN>(
+          reinterpret_cast<float (&)[kPiece]>(acc[piece * kPiece]), a + ptx::mn_major_step(k),
+          b + (piece * (kPiece / 32) * kBlockM * 128 + ptx::mn_major_step(k)), true);
+  ptx::wgmma_commit_group();
+}
+
 // Fragments of a transposed tile -> [kBlockM][64] of this warpgroup's panel, swizzled: for dS the A operand of dQ. The
 // address is that of this lane's row for the first 16 queries.
 __device__ __forceinline__ uint32_t transposed_address(uint32_t panel) {

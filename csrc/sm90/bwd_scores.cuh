@@ -77,11 +77,11 @@ __device__ __forceinline__ void pack_fragments(const float (&acc)[kCount], uint3
 
 // dS = factor * (dP - delta) as the A operand of dK. `factor(i)` gives what exponentials left of P for entries i and
 // i + 1, `entries` (bwd_kept.cuh) what dropout leaves of dP. A factor of 0 gives 0 whatever dP and delta hold: rows
-// beyond a segment may be NaN.
+// beyond a segment may be NaN. `first`: number of the first entry here, for `entries`.
 template <class T, bool kMasked, int kCount, class Entries, class Factor>
 __device__ __forceinline__ void score_gradients(const float (&acc_dp)[kCount], uint32_t (&ds_fragments)[kCount / 8][4],
                                                 const QueryStats<kCount / 4>& deltas, const Entries& entries,
-                                                Factor factor) {
+                                                Factor factor, int first = 0) {
 #pragma unroll
   for (int g = 0; g < kCount / 4; g++) {
     const float2 delta = deltas.of[g];
@@ -89,8 +89,8 @@ __device__ __forceinline__ void score_gradients(const float (&acc_dp)[kCount], u
     for (int r = 0; r < 2; r++) {
       const int i = 4 * g + 2 * r;
       const float2 f = factor(i);
-      float2 ds = {f.x * entries.minus_delta(acc_dp[i], delta.x, i),
-                   f.y * entries.minus_delta(acc_dp[i + 1], delta.y, i + 1)};
+      float2 ds = {f.x * entries.minus_delta(acc_dp[i], delta.x, first + i),
+                   f.y * entries.minus_delta(acc_dp[i + 1], delta.y, first + i + 1)};
       if constexpr (kMasked) ds = {f.x == 0.f ? 0.f : ds.x, f.y == 0.f ? 0.f : ds.y};
       ds_fragments[i / 8][i / 2 % 4] = pack2<T>(ds.x, ds.y);
     }

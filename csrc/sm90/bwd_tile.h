@@ -19,6 +19,7 @@ struct BwdTile {
   int registers_main, registers_dq;  // of a thread; two main warpgroups, one for dQ and the producer share 512
   int registers_producer;
   int registers_moved = 0;  // from the first main warpgroup to the second, of a pair
+  bool ds_shared = false;   // pairs: dK takes dS from shared memory, where it lies for dQ, instead of from registers
 };
 
 constexpr BwdTile bwd_tile_row(int head_dim, int head_dim_v) {
@@ -30,19 +31,19 @@ constexpr BwdTile bwd_tile_row(int head_dim, int head_dim_v) {
   // 192, 256: a pair of thread blocks, 64 keys each (bwd_pair_kernel.cuh), whose dK and dV fill the registers. Each
   // adds half of the columns of dQ over 128 keys, so that the L2 cache sees half the additions. Two stages of Q and dO
   // are all that fits, at 256 one and a half of dO for two dS tiles. Joint steps gain 6 to 10 % at 192; at 256 there
-  // are no registers for them.
+  // are no registers for them, and dS in shared memory gains 2 to 4 % (192: - 4 %, 192/128: - 1.5 %).
   //
   // 192/128: a narrower dV leaves registers for dQ of two steps (bwd_pair_deferred_dq.cuh) and room for more dS tiles.
   //
   // The producer has 32 registers, for with 24 it spills.
   //
-  //                             m   n stages ds kv joint kv_regs dq main dq producer moved
+  //                             m   n stages ds kv joint kv_regs dq main dq producer moved ds_shared
   if (head_dim <= 64) return {64, 128, 4, 3, 2, true, true, 64, 208, 64, 32};
   if (head_dim <= 96) return {64, 128, 3, 2, 1, false, false, 96, 200, 80, 32};
   if (head_dim <= 128) return {64, 128, 3, 2, 1, false, false, 64, 208, 64, 32};
   if (head_dim <= 192 && head_dim_v <= 128) return {64, 128, 2, 4, 1, true, false, 96, 176, 128, 32, 16};
   if (head_dim <= 192) return {64, 128, 2, 2, 1, true, false, 96, 200, 80, 32};
-  return {64, 128, 2, 2, 1, false, false, 128, 192, 96, 32};
+  return {64, 128, 2, 2, 1, false, false, 128, 192, 96, 32, 0, true};
 }
 
 constexpr BwdTile bwd_tile(int head_dim, int head_dim_v) {
