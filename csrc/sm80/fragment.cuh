@@ -53,6 +53,10 @@ class Fragments {
   __device__ __forceinline__ void load_a_trans(uint32_t (&a)[4], int row0, int col0) const {
     ptx::ldmatrix_x4_trans(a, at(cols_first_, row0, col0));
   }
+  // The inverse of load_a, from sm_90 on.
+  __device__ __forceinline__ void store_a(const uint32_t (&a)[4], int row0, int col0) const {
+    ptx::stmatrix_x4(at(rows_first_, row0, col0), a);
+  }
 
  private:
   __device__ __forceinline__ static uint32_t at(uint32_t base, int row0, int col0) {
