@@ -10,6 +10,7 @@ libraries of a part are timed in turn (bench/NOTES.md). The order is that of int
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -43,7 +44,9 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*command: str) -> int:
-    return subprocess.run([sys.executable, *command], cwd=ROOT).returncode
+    # The examples import flash_ext, which need not be installed.
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return subprocess.run([sys.executable, *command], cwd=ROOT, env={**os.environ, "PYTHONPATH": path}).returncode
 
 
 def run_part(name: str, out: Path, commit: str) -> int:
