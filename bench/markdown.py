@@ -67,12 +67,13 @@ def slower(found: dict[str, list[Ratio]]) -> str:
 
 def features(rows: list[dict]) -> str:
     """What each feature leaves of the speed of the same call without it; deterministic gradients at other head dims too."""
-    columns = [(work, head_dim) for work in ("fwd", "bwd") for head_dim in (64, 128)]
+    columns = [(work, head_dim, head_dim) for work in ("fwd", "bwd") for head_dim in (64, 128)]
     shares: dict[tuple, list[float]] = {}
     for row, way, share in table.shares(rows):
         name = way or row.get("feature", "")
         if row["dtype"] == "bf16" and "path" not in row:
-            shares.setdefault((name, row["work"], row["head_dim"]), []).append(share)
+            dims = row["head_dim"], row.get("head_dim_v", row["head_dim"])
+            shares.setdefault((name, row["work"], *dims), []).append(share)
     cells = [["", "forward, head_dim 64", "128", "backward, head_dim 64", "128"]]
     for name, title in (FEATURES | {"deterministic": "deterministic gradients"}).items():
         values = [shares.get((name, *column), []) for column in columns]
@@ -81,11 +82,12 @@ def features(rows: list[dict]) -> str:
     if len(cells) == 1:
         return ""
     more = [
-        f"Deterministic gradients at head_dim {head_dim}: {span(values)}."
-        for (name, work, head_dim), values in sorted(shares.items())
-        if name == "deterministic" and (work, head_dim) not in columns
+        f"{head_dim if head_dim == head_dim_v else f'{head_dim}/{head_dim_v}'} {span(values)}"
+        for (name, work, head_dim, head_dim_v), values in sorted(shares.items())
+        if name == "deterministic" and (work, head_dim, head_dim_v) not in columns
     ]
-    return "\n\n".join([lines(cells), *more])
+    others = [f"Deterministic gradients at other head dims: {', '.join(more)}."] if more else []
+    return "\n\n".join([lines(cells), *others])
 
 
 def span(values: list[float]) -> str:

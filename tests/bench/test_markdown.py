@@ -34,7 +34,9 @@ def test_features_are_shares_of_the_plain_call():
     lines = markdown.features(shared).splitlines()
     assert lines[2:] == ["| softcap 30 | – | – | – | 0.50 |", "| deterministic gradients | – | – | – | 0.90 |"]
     larger = [row({"flash_ext": 500, "deterministic": n}, head_dim=256, seqlen=n) for n in (450, 475)]
-    assert markdown.features([plain, *larger]).endswith("\n\nDeterministic gradients at head_dim 256: 0.90–0.95.")
+    larger.append(row({"flash_ext": 500, "deterministic": 400}, head_dim=192, head_dim_v=128))
+    text = markdown.features([plain, *larger])
+    assert text.endswith("\n\nDeterministic gradients at other head dims: 192/128 0.80, 256 0.90–0.95.")
     assert markdown.features([plain | {"own": {}}]) == ""
 
 
