@@ -40,7 +40,7 @@ FLASH_HD int visible_keys(const AttnParams& p, const SeqInfo& seq) {
 // How the rows of dQ of one head are summed.
 struct ExactSum {
   float largest_v, largest_k;
-  bool integers;
+  bool integers;  // one answer for all rows of a sequence and key-value head: pairs ask once a tile (bwd_pair_dq.cuh)
 
   // The noise of rounded addends grows with the root of their number, dQ of a row falls with the root of its keys: in
   // units of the error that plain attention in 16 bit makes, noise is proportional to the number of keys and to how

@@ -71,7 +71,7 @@ __device__ __forceinline__ void zero_rows(uint32_t tile, int panels, int rows, i
   ptx::fence_proxy_async();
 }
 
-// The same in little code, for the loops over steps of the pairs, which are full of it.
+// The same in less code, for the pairs, whose loops over steps hold many copies of it.
 template <int kThreads>
 __device__ __forceinline__ void zero_rows_compact(uint32_t tile, int panels, int rows, int first, int thread) {
   const uint32_t chunk = tile + thread % 8 * 16;

@@ -68,11 +68,12 @@ struct BwdPairTraits {
 //   bias_full    1 + bytes of bias, copied into the slot    warpgroup 0, instead of slot_empty          parity 0
 //   p_full       4 warps of warpgroup 0                     warpgroup 1                                 parity 0
 //   ds_full      4 warps of warpgroup 1, or its first one   warpgroup 2, helper                         parity 0
-//                for all (kDsShared); the last sends dS
+//                for all (kDsShared); the last to arrive
+//                sends dS to the other block
 //   peer_full    1 + bytes of the other block's dS          warpgroup 2                                 parity 0
 //   slot_empty   4 + 4 remote warps of the warpgroups 2,    warpgroup 0, or the loader of bias          parity 1
 //                the helper, if it adds to dbias, and
-//                4 warps of warpgroup 1 (kDsShared)
+//                4 warps of warpgroup 1 (kDsShared: dK)
 template <class Traits>
 struct BwdPairSmem {
   uint32_t base;
@@ -106,7 +107,7 @@ struct BwdPairSmem {
   // [kHalfPanels][64][64]
   __device__ uint32_t peer_k() const { return base + kPeerK; }
   __device__ uint32_t own_k() const { return base + kOwnK; }
-  // [kBlockM][64]; a slot: bias, P, then dS
+  // [kBlockM][64]; a slot: bias, P, then dS, which the dQ warpgroup and, with kDsShared, dK read
   __device__ uint32_t slot(int i) const { return base + kSlots + i * kPanel; }
   __device__ uint32_t peer_ds(int i) const { return base + kPeerDs + i * kPanel; }
   // [kBlockM/16][2][16]

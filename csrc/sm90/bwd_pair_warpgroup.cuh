@@ -1,10 +1,11 @@
 // Warpgroups 0 and 1 of a thread block of a pair share its 64 keys by product:
 //   warpgroup 0   S, P, dV   and hands P to warpgroup 1 through a slot in shared memory
-//   warpgroup 1   dP, dS, dK and puts dS into the slot in place of P
+//   warpgroup 1   dP, dS, dK and puts dS into the slot in place of P, where dQ and, if kDsShared, dK read it
 // Where registers allow it (kAhead) each issues the first product of the next step behind the last one of this step, so
 // that the tensor cores do not idle in between; behind the last step that is a product of stale tiles that nobody
 // reads. Warp w of both works on the same 16 keys, so the slot passes from warp to warp without conflicts: what a warp
-// of warpgroup 1 overwrites, only it has read.
+// of warpgroup 1 overwrites, only it has read. Warpgroup 0 fills it again when the dQ warpgroups of both blocks, and
+// dK if it reads dS there, are done with it (slot_empty in bwd_pair_args.cuh).
 #pragma once
 
 #include "../ptx/cluster.cuh"

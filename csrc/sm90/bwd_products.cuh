@@ -1,6 +1,7 @@
 // The four products of 64 keys, each issued as one group of wgmmas. The keys are the rows of all of them:
 //   S^T  = K Q^T     64 x kBlockM     dP^T = V dO^T    64 x kBlockM
-//   dV  += P^T dO    64 x head_dim    dK  += dS^T Q    64 x head_dim, with P^T and dS^T straight from registers
+//   dV  += P^T dO    64 x head_dim    dK  += dS^T Q    64 x head_dim, with P^T and dS^T straight from registers, but
+//                                                       for dK of pairs with ds_shared (bwd_tile.h)
 #pragma once
 
 #include "../ptx/matrix.cuh"
@@ -73,7 +74,7 @@ __device__ __forceinline__ void issue_gradients(float (&acc)[kCount], uint32_t (
   ptx::wgmma_commit_group();
 }
 
-// The same with the fragments' transpose (kBlockM x 64) from a panel in shared memory.
+// The same with the fragments' transpose (kBlockM x 64) in a panel of shared memory, where store_transposed puts it.
 template <class T, int kBlockM, int kCount>
 __device__ __forceinline__ void issue_gradients_from_shared(float (&acc)[kCount], ptx::Descriptor panel,
                                                             ptx::Descriptor queries) {
