@@ -36,7 +36,7 @@ MAY_SPILL = {
     "sm80/* *Traits<*, true, *>> *": 320,
     # Between tiles of keys, not in a step of them.
     "sm90/bwd_sm90_d128.cu *": 8,
-    "sm90/bwd_sm90_d256.cu *": 8,
+    "sm90/bwd_sm90_d256.cu *": 4,
     "simt/*_simt_tf32.cu *": 64,
     # Large tiles, where the GPU's shared memory makes the small one run.
     "sm80/fwd_sm80_d256.cu *Traits<*, false, false>> sm_8[069]": 24,

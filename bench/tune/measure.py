@@ -144,12 +144,12 @@ def _measure_one(extension, folder, entries, case, peers, rounds, ms, determinis
     inputs = make_inputs(case, "cuda")
     checker = Checker(case, inputs)
     runs, sessions, refused = {}, {}, {}
-    for entry, exact in itertools.product(entries, (False, True) if deterministic else (False,)):
+    backward = case.work == "bwd"
+    for entry, exact in itertools.product(entries, (False, True) if deterministic and backward else (False,)):
         session = _override(extension, entry["row"], folder / entry["library"])
         name = entry["name"] + "+det" * exact
         with session():
             call = RowCall(extension, entry["row"], case, inputs, exact)
-            backward = case.work == "bwd"
             run = call.backward if backward else call.forward
             try:
                 complaint = checker.complaint(call.poisoned_results(run, backward))
@@ -168,7 +168,7 @@ def _measure_one(extension, folder, entries, case, peers, rounds, ms, determinis
         with contextlib.suppress(Unsupported):
             call = prepare(peer, case, inputs)
             with call.session(), torch.set_grad_enabled(case.needs_grad):
-                runs[peer] = call.backward() if case.work == "bwd" else call.forward
+                runs[peer] = call.backward() if backward else call.forward
             sessions[peer] = call.session
     with torch.no_grad():
         seconds = timing.time_in_turn(runs, cuda=True, rounds=rounds, round_seconds=ms / 1e3, sessions=sessions)

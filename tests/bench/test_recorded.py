@@ -1,5 +1,9 @@
 """The parts of a recorded run."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import bench.__main__ as command
@@ -32,6 +36,20 @@ def test_parts_run_one_after_another(monkeypatch, tmp_path, capsys):
     assert calls[2][0] == "examples/train_gpt.py"
     lines = capsys.readouterr().out.splitlines()
     assert "exit status 1" in next(line for line in lines if line.startswith("fp8"))
+
+
+@pytest.mark.parametrize("before", ["", "elsewhere"])
+def test_a_part_finds_flash_ext_without_an_installation(monkeypatch, before):
+    calls = []
+    monkeypatch.setenv("PYTHONPATH", before)
+    monkeypatch.setenv("FLASH_EXT_JIT", "0")
+    done = subprocess.CompletedProcess([], 3)
+    monkeypatch.setattr(recorded.subprocess, "run", lambda words, **options: calls.append((words, options)) or done)
+    assert recorded.run("examples/train_gpt.py", "--steps", "1") == 3
+    ((words, options),) = calls
+    assert words == [sys.executable, "examples/train_gpt.py", "--steps", "1"] and options["cwd"] == recorded.ROOT
+    assert options["env"]["PYTHONPATH"].split(os.pathsep) == [str(recorded.ROOT), *filter(None, [before])]
+    assert options["env"]["FLASH_EXT_JIT"] == "0"
 
 
 def test_training_rows_are_taken_in(monkeypatch, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bench.tune.__main__ as command
-from bench.cases import make_inputs
+from bench.cases import Case, make_inputs
 from bench.tune import build, measure, variants
 from flash_ext import jit
 
@@ -98,6 +98,72 @@ def test_a_row_gets_the_workspace_that_it_asks_for():
     call = measure.RowCall(Fp8Kernel(), 3, case, make_inputs(case, "cpu"))
     (out,) = call.poisoned_results(call.forward, backward=False)
     assert out.shape == (2, 32, case.num_heads, 64) and out.isfinite().all()
+
+
+class BackwardKernel:
+    """An extension whose backward gives the same result twice, but for row 1 even where it was asked to."""
+
+    Options = SimpleNamespace
+
+    def __init__(self):
+        self.calls, self.asked = 0, []
+
+    def override_row(self, row, library) -> None: ...
+
+    def bwd_workspace(self, row, q, k, v, options) -> int:
+        return 0
+
+    def bwd(self, row, *arguments) -> None:
+        *_, dq, dk, dv, _, _, options, _ = arguments
+        self.calls += 1
+        self.asked.append(options.deterministic)
+        for grad in (dq, dk, dv):
+            grad.fill_(self.calls if row == 1 else 1)
+
+
+def backward_case() -> Case:
+    return replace(measure.cases_of("bwd sm80 bf16 64 any_mask any_layout plain", 32)[0], batch=1)
+
+
+def test_a_row_is_told_to_be_deterministic():
+    case = backward_case()
+    kernel, inputs = BackwardKernel(), make_inputs(case, "cpu")
+    for deterministic in (False, True):
+        call = measure.RowCall(kernel, 0, case, inputs, deterministic)
+        _, *grads = call.poisoned_results(call.backward, backward=True)
+        assert all(grad.isfinite().all() for grad in grads)
+    assert kernel.asked == [False, True]
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """Everything is right, and takes a millisecond."""
+    monkeypatch.setattr(measure, "make_inputs", lambda case, _: make_inputs(case, "cpu"))
+    monkeypatch.setattr(measure, "Checker", lambda *_: SimpleNamespace(complaint=lambda results: None))
+    monkeypatch.setattr(measure.timing, "time_in_turn", lambda runs, **_: dict.fromkeys(runs, 1e-3))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_calls_are_timed_if_two_runs_agree(on_the_cpu, tmp_path, deterministic):
+    entries = [{"row": row, "name": name, "library": name} for row, name in enumerate(("good", "wobbly"))]
+    found = measure._measure_one(BackwardKernel(), tmp_path, entries, backward_case(), [], 1, 1, deterministic)
+    assert list(found["tflops"]) == (["good", "good+det", "wobbly"] if deterministic else ["good", "wobbly"])
+    assert found["refused"] == ({"wobbly+det": "two runs differ"} if deterministic else {})
+
+
+def test_a_forward_is_always_deterministic(on_the_cpu, monkeypatch, tmp_path):
+    kernel, case = Fp8Kernel(), replace(measure.cases_of("fwd sm90 e4m3 64 any_mask any_layout plain", 32)[0], batch=2)
+    monkeypatch.setattr(Fp8Kernel, "override_row", lambda *_: None, raising=False)
+    entries = [{"row": 3, "name": "base", "library": "base"}]
+    found = measure._measure_one(kernel, tmp_path, entries, case, [], 1, 1, True)
+    assert list(found["tflops"]) == ["base"] and not found["refused"]
+
+
+def test_deterministic_calls_are_measured_on_request(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(measure, "measure", lambda *arguments: asked.append(arguments[-1]) or [])
+    assert command.main(["measure"]) == 0 and command.main(["measure", "--deterministic"]) == 0
+    assert asked == [False, True]
 
 
 def test_a_build_says_what_ptxas_made_of_it(tmp_path, monkeypatch):
