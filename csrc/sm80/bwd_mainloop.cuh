@@ -269,7 +269,7 @@ struct BwdMainloop {
                                                    int row0) const {
 #if __CUDA_ARCH__ >= 900
     // A quarter of the instructions: 2.7 % at head_dim 64. Where P takes the same way it loses up to 8 %.
-    if constexpr (!Traits::kSharesP) return store_fragments(x, Fragments<TileDs>(tile).from(warp_row0, 0), row0);
+    if constexpr (!Traits::kSharesP) return store_packed<T>(x, Fragments<TileDs>(tile).from(warp_row0, 0), row0);
 #endif
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -283,18 +283,6 @@ struct BwdMainloop {
           asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(pack2<T>(x[m][n][2 * half], x[m][n][2 * half + 1]))
                        : "memory");
         }
-  }
-
-  __device__ __forceinline__ void store_fragments(const float (&x)[kRowTiles][kSubM / 8][4],
-                                                  const Fragments<TileDs>& to, int row0) const {
-#pragma unroll
-    for (int m = 0; m < kRowTiles; m++)
-#pragma unroll
-      for (int g = 0; g < kSubM / 16; g++) {
-        uint32_t a[4];
-        pack_a<T>(a, x[m][2 * g], x[m][2 * g + 1]);
-        to.store_a(a, 16 * m, row0 + 16 * g);
-      }
   }
 
   // dq of the step's queries += dS K over the tile's keys.

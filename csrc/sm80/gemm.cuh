@@ -78,4 +78,18 @@ __device__ __forceinline__ void pack_a(uint32_t (&a)[4], const float (&left)[4],
   a[3] = pack2<T>(right[2], right[3]);
 }
 
+// An accumulator, packed, to a tile: its first column to column col0. From sm_90 on.
+template <class T, class Tile, int kRowTiles, int kColTiles>
+__device__ __forceinline__ void store_packed(const float (&acc)[kRowTiles][kColTiles][4], const Fragments<Tile>& tile,
+                                             int col0) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; m++)
+#pragma unroll
+    for (int g = 0; g < kColTiles / 2; g++) {
+      uint32_t a[4];
+      pack_a<T>(a, acc[m][2 * g], acc[m][2 * g + 1]);
+      tile.store_a(a, 16 * m, col0 + 16 * g);
+    }
+}
+
 }  // namespace flash::sm80
