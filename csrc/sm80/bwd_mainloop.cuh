@@ -267,8 +267,9 @@ struct BwdMainloop {
   // P^T or dS^T into rows warp_row0 ..., columns row0 ... of its shared-memory tile.
   __device__ __forceinline__ void write_transposed(const float (&x)[kRowTiles][kSubM / 8][4], uint32_t tile,
                                                    int row0) const {
-#if __CUDA_ARCH__ >= 900
-    // A quarter of the instructions: 2.7 % at head_dim 64. Where P takes the same way it loses up to 8 %.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+    // A quarter of the instructions: 2.7 % at head_dim 64. Where P takes the same way it loses up to 8 %; for sm_120
+    // ptxas spills.
     if constexpr (!Traits::kSharesP) return store_packed<T>(x, Fragments<TileDs>(tile).from(warp_row0, 0), row0);
 #endif
     const int lane = threadIdx.x % 32;
