@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cluster.cuh"
+
 namespace flash::ptx {
 
 __device__ __forceinline__ uint32_t smem_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
@@ -37,22 +39,14 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t bar, int byte
 // An arrival on the barrier at the same address in block `rank` of the cluster, with all that this thread has written:
 // it waits until its additions to global memory have been performed, too.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-      "r"(rank)
-      : "memory");
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(mapa(bar, rank)) : "memory");
 }
 // The same for who has only read what the other block will overwrite, and has written nothing for it: what multicast
 // pipelines do to release a buffer. That the reads are done is up to the caller (wgmma_wait_group, or registers that
 // hold what was loaded): this orders nothing between blocks. Release, not relaxed: a relaxed arrival the compiler may
 // move behind the additions that follow it.
 __device__ __forceinline__ void mbarrier_arrive_remote_read(uint32_t bar, uint32_t rank) {
-  asm volatile(
-      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cta.shared::cluster.b64 _, [remote];\n}" ::"r"(bar),
-      "r"(rank)
-      : "memory");
+  asm volatile("mbarrier.arrive.release.cta.shared::cluster.b64 _, [%0];" ::"r"(mapa(bar, rank)) : "memory");
 }
 
 // Before sm_90 a thread can only ask.

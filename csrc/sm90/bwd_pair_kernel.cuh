@@ -59,14 +59,12 @@ __device__ __forceinline__ void init_pair_barriers(BwdPairSmem<Traits> smem, con
 template <class Traits>
 __device__ __forceinline__ void add_steps_to_dq(const BwdArgs& args, const BwdBlock& block, BwdPairSmem<Traits> smem,
                                                 int rank, int& index) {
-  const BwdSteps::Step first{block.steps.begin, 0};
-  const bool exact = args.p.deterministic;
-  if constexpr (Traits::kDeferred) {
-    if (!exact) return DeferredDq<Traits, false>{args, block, smem, rank, index, first}.run();
-    if (!sums_integers(args, block)) return DeferredDq<Traits, true>{args, block, smem, rank, index, first}.run();
-  } else if constexpr (Traits::kHalfIsPanels) {
-    if (!exact) return HalvesDq<Traits, false>{args, block, smem, rank, index, first}.run();
-    if (!sums_integers(args, block)) return HalvesDq<Traits, true>{args, block, smem, rank, index, first}.run();
+  if constexpr (Traits::kDeferred || Traits::kHalfIsPanels) {
+    using Ordinary = std::conditional_t<Traits::kDeferred, DeferredDq<Traits, false>, HalvesDq<Traits, false>>;
+    using Exact = std::conditional_t<Traits::kDeferred, DeferredDq<Traits, true>, HalvesDq<Traits, true>>;
+    const BwdSteps::Step first{block.steps.begin, 0};
+    if (!args.p.deterministic) return Ordinary{args, block, smem, rank, index, first}.run();
+    if (!sums_integers(args, block)) return Exact{args, block, smem, rank, index, first}.run();
   }
   add_pair_tile_to_dq<Traits>(args, block, smem, rank, index);
 }

@@ -43,9 +43,9 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     ptx::bulk_copy_to_cluster(ptx::mapa(smem.peer_ds(slot), rank ^ 1), smem.slot(slot),
                               ptx::mapa(smem.peer_full(slot), rank ^ 1), Traits::kPanelBytes);
   }
-  // dK of step `step` is done with the slot.
-  __device__ __forceinline__ void release_slot(int step) {
-    if (Traits::kDsShared && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.slot_empty(step % Traits::kDsStages));
+  // dK is done with the slot.
+  __device__ __forceinline__ void release_slot() {
+    if (Traits::kDsShared && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.slot_empty(this->slot()));
   }
 
   // dP of step `index`, on tile `m`
@@ -59,6 +59,15 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
           acc_dp, ptx::Descriptor::of(smem.v() + part * Traits::kPartPanels * Traits::kPanelBytes),
           ptx::Descriptor::of(smem.dout(DoutRing::place(index, part))), part != 0);
     }
+  }
+
+  // dP is there, which dO was for and, in the last step, V.
+  __device__ __forceinline__ void finish_first(Scores& acc_dp) {
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(acc_dp);
+    this->release_keys(keys_empty());
+#pragma unroll
+    for (int part = 0; part < DoutRing::kParts; part++) this->release_dout(index, part);
   }
 
   template <bool kMasked>
@@ -81,11 +90,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     QueryStats<kBandRows / 8> delta[2];  // of this band, and of the next one
     delta[0].template load<1>(stats);
     delta[1].template load<1>(stats + kStatsBytes);
-    ptx::wgmma_wait_group<0>();
-    ptx::pin(acc_dp);
-    this->release_keys(keys_empty());
-#pragma unroll
-    for (int part = 0; part < DoutRing::kParts; part++) this->release_dout(index, part);
+    finish_first(acc_dp);
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     const uint32_t address = transposed_address(smem.slot(this->slot()));
     const EntriesOf<Traits::kMayDrop> entries(args.p, smem.kept(this->stage()));
@@ -107,7 +112,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     ptx::wgmma_wait_group<0>();
     ptx::pin(acc_dk);
     this->release_q(index);
-    release_slot(index);
+    release_slot();
     index++;
   }
 
@@ -118,11 +123,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     Fragments ds;
     uint32_t p[4];  // of 16 queries at a time: registers are short
     if constexpr (!Traits::kAhead) issue_first<kMasked>(acc_dp, m_block);
-    ptx::wgmma_wait_group<0>();
-    ptx::pin(acc_dp);
-    this->release_keys(keys_empty());
-#pragma unroll
-    for (int part = 0; part < DoutRing::kParts; part++) this->release_dout(index, part);
+    finish_first(acc_dp);
     this->wait_q();
     Stats delta;
     delta.template load<1>(smem.stats(this->stage()));
@@ -149,7 +150,7 @@ struct KeyWarpgroup : PairWarpgroup<Traits> {
     this->release_keys(keys_empty());
     ptx::mbarrier_wait(smem.p_full(this->slot()), this->slot_phase());
     hand_over();
-    release_slot(index);
+    release_slot();
     this->skip_dout();
     this->wait_q();
     this->release_q(index);

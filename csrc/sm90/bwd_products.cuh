@@ -54,42 +54,42 @@ __device__ __forceinline__ void issue_scores(float (&acc)[kCount], const KeyFrag
   ptx::wgmma_commit_group();
 }
 
-// acc (64 x columns) += fragments (64 x kBlockM) queries (kBlockM x columns, MN-major). At most 128 columns at a time:
-// ptxas refuses 256 in a thread block of 512 threads, which start with 128 registers each.
-template <class T, int kCount, int kSteps>
-__device__ __forceinline__ void issue_gradients(float (&acc)[kCount], uint32_t (&fragments)[kSteps][4],
-                                                ptx::Descriptor queries) {
+// acc (64 x columns) += a (64 x kBlockM) queries (kBlockM x columns, MN-major), by `issue(part of acc, k, queries)` for
+// 16 queries from 16 k on. At most 128 columns at a time: ptxas refuses 256 in a thread block of 512 threads, which
+// start with 128 registers each.
+template <int kBlockM, int kCount, class Issue>
+__device__ __forceinline__ void issue_in_pieces(float (&acc)[kCount], ptx::Descriptor queries, Issue issue) {
   constexpr int kPieces = kCount > 96 ? 2 : 1, kPiece = kCount / kPieces;
-  constexpr int kPanelBytes = kSteps * 16 * 128;
-  const ptx::Descriptor b = queries.opaque();
-  ptx::pin(acc);
-  ptx::pin(fragments);
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int piece = 0; piece < kPieces; piece++)
-#pragma unroll
-    for (int k = 0; k < kSteps; k++)
-      ptx::wgmma_rs<T>(reinterpret_cast<float (&)[kPiece]>(acc[piece * kPiece]), fragments[k],
-                       b + (piece * (kPiece / 32) * kPanelBytes + ptx::mn_major_step(k)), true);
-  ptx::wgmma_commit_group();
-}
-
-// The same with the fragments' transpose (kBlockM x 64) in a panel of shared memory, where store_transposed puts it.
-template <class T, int kBlockM, int kCount>
-__device__ __forceinline__ void issue_gradients_from_shared(float (&acc)[kCount], ptx::Descriptor panel,
-                                                            ptx::Descriptor queries) {
-  constexpr int kPieces = kCount > 96 ? 2 : 1, kPiece = kCount / kPieces;
-  const ptx::Descriptor a = panel.opaque(), b = queries.opaque();
-  ptx::pin(acc);
   ptx::wgmma_fence();
 #pragma unroll
   for (int piece = 0; piece < kPieces; piece++)
 #pragma unroll
     for (int k = 0; k < kBlockM / 16; k++)
-      ptx::wgmma_ss<T, ptx::Major::kMN, ptx::Major::kMN>(
-          reinterpret_cast<float (&)[kPiece]>(acc[piece * kPiece]), a + ptx::mn_major_step(k),
-          b + (piece * (kPiece / 32) * kBlockM * 128 + ptx::mn_major_step(k)), true);
+      issue(reinterpret_cast<float (&)[kPiece]>(acc[piece * kPiece]), k,
+            queries + (piece * (kPiece / 32) * kBlockM * 128 + ptx::mn_major_step(k)));
   ptx::wgmma_commit_group();
+}
+
+// `a` in registers.
+template <class T, int kCount, int kSteps>
+__device__ __forceinline__ void issue_gradients(float (&acc)[kCount], uint32_t (&fragments)[kSteps][4],
+                                                ptx::Descriptor queries) {
+  const ptx::Descriptor b = queries.opaque();
+  ptx::pin(acc);
+  ptx::pin(fragments);
+  issue_in_pieces<kSteps * 16>(
+      acc, b, [&](auto& part, int k, ptx::Descriptor rows) { ptx::wgmma_rs<T>(part, fragments[k], rows, true); });
+}
+
+// The transpose of `a` (kBlockM x 64) in a panel of shared memory, where store_transposed puts it.
+template <class T, int kBlockM, int kCount>
+__device__ __forceinline__ void issue_gradients_from_shared(float (&acc)[kCount], ptx::Descriptor panel,
+                                                            ptx::Descriptor queries) {
+  const ptx::Descriptor a = panel.opaque(), b = queries.opaque();
+  ptx::pin(acc);
+  issue_in_pieces<kBlockM>(acc, b, [&](auto& part, int k, ptx::Descriptor rows) {
+    ptx::wgmma_ss<T, ptx::Major::kMN, ptx::Major::kMN>(part, a + ptx::mn_major_step(k), rows, true);
+  });
 }
 
 // Fragments of a transposed tile -> [kBlockM][64] of this warpgroup's panel, swizzled: for dS the A operand of dQ. The
